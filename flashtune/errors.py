@@ -1,0 +1,13 @@
+"""The one exception that a user is meant to see."""
+
+
+class FlashtuneError(Exception):
+    """A problem the user can act on: ``message`` says what and where, ``hint`` what to do next.
+
+    The command line prints the two as two lines and exits with 2.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
