@@ -289,3 +289,4 @@ class Recommendation:
     worst_loss: float | None  # 1 - the smallest share of the best that the list reaches
     serves: tuple[tuple[str, int], ...]  # (dtype, D) with at least one config that fits
     unserved: tuple[tuple[str, int], ...]
+    barred: tuple[tuple[Config, str], ...] = ()  # never listed, and the row that forbids it

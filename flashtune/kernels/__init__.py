@@ -1,0 +1,139 @@
+"""The ladder: an explicit table of kernels. Reading the table imports neither torch nor triton."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from flashtune.errors import FlashtuneError
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the budget and the launcher must know of a kernel without importing it."""
+
+    name: str
+    path: Path  # the file that defines ``flash_fwd_kernel``
+    summary: str
+    heads_first: bool  # grid = (B * H, query tiles) instead of (query tiles, B * H)
+    key_loops: int  # 1: one loop masks every tile; 2: an unmasked and a masked loop
+    skips_causal_tiles: bool  # tiles above the diagonal are never visited
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            "v0_baseline",
+            _HERE / "v0_baseline.py",
+            "every key tile, a mask on each, exp",
+            heads_first=False,
+            key_loops=1,
+            skips_causal_tiles=False,
+        ),
+        Kernel(
+            "v6_heads_first",
+            _HERE / "v6_heads_first.py",
+            "causal tile-skipping, exp2, heads on grid axis 0",
+            heads_first=True,
+            key_loops=2,
+            skips_causal_tiles=True,
+        ),
+    )
+}
+
+DEFAULT_KERNEL = "v6_heads_first"
+
+
+def find_kernel(name: str) -> Kernel:
+    """The kernel called ``name``, or the one in the user's file ``name`` (ends in .py).
+
+    A user's file defines ``flash_fwd_kernel`` with the ladder's parameters and says which kernel of
+    the ladder it was made from (``BASED_ON = "v6_heads_first"``): its grid and its buffers are
+    taken to be that one's. Raises FlashtuneError for an unknown name or a file that lacks either.
+    """
+    if name in KERNELS:
+        return KERNELS[name]
+    if name.endswith(".py"):
+        return _kernel_from_file(Path(name))
+    near = difflib.get_close_matches(name, KERNELS, n=3, cutoff=0.4) or list(KERNELS)
+    raise FlashtuneError(
+        f"--kernel {name!r}: no kernel of that name",
+        f"Did you mean {' or '.join(near)}? A file of your own works by its path (FILE.py).",
+    )
+
+
+def _kernel_from_file(path: Path) -> Kernel:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FlashtuneError(
+            f"--kernel {path}: cannot be read ({error.strerror})", "Check the path."
+        ) from error
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise FlashtuneError(
+            f"--kernel {path}: is not Python ({error})", "Fix the file and run again."
+        ) from error
+    based_on = None
+    defines_kernel = False
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "flash_fwd_kernel":
+            defines_kernel = True
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            if any(isinstance(t, ast.Name) and t.id == "BASED_ON" for t in node.targets):
+                based_on = node.value.value
+    if not defines_kernel:
+        raise FlashtuneError(
+            f"--kernel {path}: defines no function flash_fwd_kernel",
+            f"Start from a copy of {KERNELS[DEFAULT_KERNEL].path}.",
+        )
+    if not isinstance(based_on, str) or based_on not in KERNELS:
+        raise FlashtuneError(
+            f"--kernel {path}: BASED_ON is {based_on!r}, not a kernel of the ladder",
+            f"Add a line BASED_ON = one of {', '.join(map(repr, KERNELS))}.",
+        )
+    base = KERNELS[based_on]
+    return Kernel(
+        name=path.stem,
+        path=path.resolve(),
+        summary=f"{path}, made from {base.name}",
+        heads_first=base.heads_first,
+        key_loops=base.key_loops,
+        skips_causal_tiles=base.skips_causal_tiles,
+    )
+
+
+def kernel_hash(kernel: Kernel) -> str:
+    """A hash of the kernel's source and of the device functions that the ladder shares."""
+    digest = hashlib.sha256()
+    for path in (kernel.path, _HERE / "tiles.py", _HERE / "launch.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def load_kernel(kernel: Kernel) -> ModuleType:
+    """Import the kernel's module (this imports triton); ``.flash_fwd_kernel`` is the JIT function.
+
+    Raises FlashtuneError when the module itself fails to import.
+    """
+    if kernel.path.parent == _HERE:
+        return importlib.import_module(f"flashtune.kernels.{kernel.name}")
+    spec = importlib.util.spec_from_file_location(f"flashtune_user_{kernel.name}", kernel.path)
+    assert spec is not None and spec.loader is not None  # the path ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's module raises
+        raise FlashtuneError(
+            f"--kernel {kernel.path}: importing it failed: {type(error).__name__}: {error}",
+            "Fix the file and run again.",
+        ) from error
+    return module
