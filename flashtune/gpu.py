@@ -1,70 +1,25 @@
-"""GPUs: what configs/gpus.toml says of them, what the driver says of the card that is present,
-and the provenance of a run.
-
-Nothing here imports torch. NVML gives the name, clocks and power; the CUDA driver gives the launch
-limits. Asking it initialises the driver but makes no context, so it takes no device memory. It
-does mean that a child made by fork() afterwards cannot use CUDA: start workers with spawn.
-"""
+"""GPUs: what configs/gpus.toml says of them, and the driver of the card that is present."""
 
 from __future__ import annotations
 
-import ctypes
 import difflib
-import os
-import platform
 import re
-import subprocess
-import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from flashtune.config_files import config_dir, read_toml
+from flashtune.driver import Card, Load, read_card, system_libraries
 from flashtune.errors import FlashtuneError
-from flashtune.records import Provenance
 
 DEFAULT_TARGET = "rtx-4070-super"
 """The target when no GPU is present and none is named."""
 
-_PACKAGE = Path(__file__).resolve().parent
 _OLDEST_CC = 80
-_NO_CARD_HINT = "Fix the driver, or go on without the card: CUDA_VISIBLE_DEVICES=-1 hides it."
-
-# CUdevice_attribute in cuda.h.
-_ATTRIBUTES = {
-    "warp_size": 10,
-    "sms": 16,
-    "bus_width_bits": 37,
-    "l2_bytes": 38,
-    "threads_per_sm": 39,
-    "cc_major": 75,
-    "cc_minor": 76,
-    "shared_per_sm": 81,
-    "registers_per_sm": 82,
-    "shared_per_block": 97,  # with the opt-in that Triton makes
-    "blocks_per_sm": 106,
-    "shared_reserved_per_block": 111,
-}
+# Keys of Card.attributes that replace the row's values under the same names.
 _OVERRIDDEN = (
     "sms", "l2_bytes", "shared_per_sm", "shared_per_block", "shared_reserved_per_block",
     "blocks_per_sm", "registers_per_sm",
 )  # fmt: skip
-_CUDA_NO_DEVICE = 100  # CUresult
-
-# nvmlClocksEventReason* in nvml.h.
-_THROTTLE_REASONS = {
-    0x001: "idle",
-    0x002: "application clocks",
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "thermal (software)",
-    0x040: "thermal (hardware)",
-    0x080: "power brake",
-    0x100: "display clocks",
-}
 
 
 @dataclass(frozen=True)
@@ -140,62 +95,6 @@ class GpuSpec(Limits):
         return rate
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """A card's state at one moment. None where the card does not report the value."""
-
-    sm_clock_mhz: int | None
-    temperature_c: int | None
-    power_w: float | None
-    throttle: str | None  # why the clock is held down, e.g. "power cap"; "none"
-
-
-@dataclass(frozen=True)
-class Libraries:
-    """The driver's two libraries: libcuda.so.1 through ctypes, and the pynvml module."""
-
-    cuda: Any
-    nvml: Any
-
-
-@dataclass(frozen=True)
-class _Card:
-    """What the two libraries say of one present card."""
-
-    name: str
-    driver: str
-    cuda: str
-    attributes: dict[str, int]  # keys of _ATTRIBUTES
-    max_sm_clock_mhz: int | None
-    max_mem_clock_mhz: int | None
-    power_limit_w: float | None
-
-    @property
-    def cc(self) -> str:
-        return f"{self.attributes['cc_major']}.{self.attributes['cc_minor']}"
-
-    @property
-    def dram_gb_s(self) -> float | None:
-        """Bus width x memory clock, two transfers a clock. None when NVML hides the clock."""
-        if self.max_mem_clock_mhz is None:
-            return None
-        return 2 * self.max_mem_clock_mhz * self.attributes["bus_width_bits"] / 8 / 1000
-
-
-def config_dir() -> Path:
-    """The folder with gpus.toml: the wheel's flashtune/_configs, or the checkout's configs/.
-
-    Raises FlashtuneError when neither is there.
-    """
-    # The wheel's copy first: beside an installed package, configs/ could be anyone's.
-    for folder in (_PACKAGE / "_configs", _PACKAGE.parent / "configs"):
-        if (folder / "gpus.toml").is_file():
-            return folder
-    raise FlashtuneError(
-        f"flashtune's configs are missing beside {_PACKAGE}.", "Install flashtune again."
-    )
-
-
 def known_gpus() -> dict[str, GpuSpec]:
     """Every GPU of configs/gpus.toml by its slug, in the file's order.
 
@@ -242,26 +141,6 @@ def find_gpu(name: str) -> GpuSpec:
     raise FlashtuneError(f"Unknown GPU '{name}'.", hint)
 
 
-def system_libraries() -> Libraries | None:
-    """Load libcuda.so.1 and pynvml; None when no NVIDIA driver is installed.
-
-    Raises FlashtuneError when libcuda.so.1 is there but cannot be loaded.
-    """
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        # OSError is also what a broken library gives; only an absent one means "no driver".
-        if str(error).startswith("libcuda.so.1: cannot open shared object file: No such file"):
-            return None
-        raise FlashtuneError(f"libcuda.so.1 does not load: {error}", _NO_CARD_HINT) from error
-    import pynvml  # type: ignore[import-untyped]  # not needed where there is no driver
-
-    return Libraries(cuda, pynvml)
-
-
-Load = Callable[[], Libraries | None]
-
-
 def present_gpu(index: int = 0, load: Load = system_libraries) -> GpuSpec | None:
     """The card that CUDA calls ``index``, or None when there is no NVIDIA driver or no card.
 
@@ -270,7 +149,7 @@ def present_gpu(index: int = 0, load: Load = system_libraries) -> GpuSpec | None
     older than Ampere or without a table of limits, for an index beyond the last card, and with
     the driver's words when it fails.
     """
-    card = _read_card(index, load)
+    card = read_card(index, load)
     return None if card is None else _present_spec(card)
 
 
@@ -283,58 +162,8 @@ def target_gpu(name: str, load: Load = system_libraries) -> GpuSpec:
     if name.strip().lower() == "auto":
         return present_gpu(load=load) or find_gpu(DEFAULT_TARGET)
     row = find_gpu(name)
-    card = _read_card(0, load)
+    card = read_card(0, load)
     return _present_spec(card) if card and card.name in row.driver_names else row
-
-
-def clocks_now(index: int = 0, load: Load = system_libraries) -> Clocks | None:
-    """The card's SM clock (MHz), temperature (C), power (W) and throttling from NVML.
-
-    None when there is no driver or no card. Raises FlashtuneError with NVML's words otherwise.
-    """
-    with _opened(index, load) as opened:
-        if opened is None:
-            return None
-        nvml, handle = opened[0].nvml, opened[2]
-        power = _optional(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
-        bits = _optional(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        return Clocks(
-            sm_clock_mhz=_optional(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            temperature_c=_optional(
-                nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
-            ),
-            power_w=None if power is None else power / 1000,
-            throttle=None if bits is None else _throttle_text(bits),
-        )
-
-
-def provenance(spec: GpuSpec, kernel: str, kernel_hash: str) -> Provenance:
-    """Where a run's numbers come from: the card or target, versions, and the source's commit.
-
-    Raises FlashtuneError when Triton is not installed.
-    """
-    triton = _version("triton")
-    if triton is None:
-        raise FlashtuneError(
-            "Triton is not installed, so no kernel can be compiled.", "pip install 'triton>=3.6'"
-        )
-    return Provenance(
-        gpu=spec.title if spec.present else spec.name,
-        cc=spec.cc,
-        sms=spec.sms,
-        measured=spec.present,
-        driver=spec.driver,
-        torch=_version("torch"),
-        triton=triton,
-        cuda=spec.cuda,
-        python=platform.python_version(),
-        kernel=kernel,
-        kernel_hash=kernel_hash,
-        sm_clock_mhz=spec.max_sm_clock_mhz,
-        mem_clock_mhz=spec.max_mem_clock_mhz,
-        power_limit_w=spec.power_limit_w if spec.present else None,
-        git_commit=_git_commit(_PACKAGE),
-    )
 
 
 def _cc_number(cc: str) -> int:
@@ -347,11 +176,7 @@ def _broken(what: str, allowed: str) -> FlashtuneError:
 
 
 def _gpu_tables() -> dict[str, Any]:
-    path = config_dir() / "gpus.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise FlashtuneError(f"{path} is not TOML: {error}.", "Repair that line.") from error
+    return read_toml(config_dir() / "gpus.toml")
 
 
 def _value(table: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
@@ -372,124 +197,7 @@ def _all_limits(tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {cc: _integers(Limits, row, f'[cc."{cc}"]') for cc, row in rows.items()}
 
 
-def _visible_libraries(load: Load) -> Libraries | None:
-    # CUDA would say "no device" too, but a broken driver would fail first and could not be hidden.
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return None
-    return load()
-
-
-def _check(cuda: Any, function: str, code: int) -> None:
-    """Raise FlashtuneError with the driver's error name when ``function`` did not return 0."""
-    if code:
-        text = ctypes.c_char_p()
-        cuda.cuGetErrorName(code, ctypes.byref(text))
-        name = text.value.decode() if text.value else "an unknown error"
-        raise FlashtuneError(f"CUDA driver: {function} failed: {name} ({code}).", _NO_CARD_HINT)
-
-
-def _cuda_device(cuda: Any, index: int) -> ctypes.c_int | None:
-    """The driver's handle of visible device ``index``; None when no device is visible."""
-    code = cuda.cuInit(0)
-    if code == _CUDA_NO_DEVICE:
-        return None
-    _check(cuda, "cuInit", code)
-    count, device = ctypes.c_int(), ctypes.c_int()
-    _check(cuda, "cuDeviceGetCount", cuda.cuDeviceGetCount(ctypes.byref(count)))
-    if not 0 <= index < count.value:
-        raise FlashtuneError(
-            f"There is no GPU {index}: CUDA sees {count.value}.",
-            "Choose a lower index, or look at CUDA_VISIBLE_DEVICES.",
-        )
-    _check(cuda, "cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), index))
-    return device
-
-
-def _bus_id(cuda: Any, device: ctypes.c_int) -> str:
-    text = ctypes.create_string_buffer(32)
-    _check(cuda, "cuDeviceGetPCIBusId", cuda.cuDeviceGetPCIBusId(text, len(text), device))
-    return text.value.decode()
-
-
-def _attributes(cuda: Any, device: ctypes.c_int) -> dict[str, int]:
-    values = {}
-    for name, number in _ATTRIBUTES.items():
-        value = ctypes.c_int()
-        code = cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
-        _check(cuda, f"cuDeviceGetAttribute for {name}", code)
-        values[name] = value.value
-    return values
-
-
-@contextmanager
-def _nvml_session(nvml: Any) -> Iterator[bool]:
-    """NVML started and shut down; False when it is not there. Its errors become FlashtuneError."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
-            yield False
-            return
-        raise FlashtuneError(f"NVML does not start: {error}.", _NO_CARD_HINT) from error
-    try:
-        yield True
-    except nvml.NVMLError as error:
-        raise FlashtuneError(f"NVML failed: {error}.", _NO_CARD_HINT) from error
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _optional(nvml: Any, query: Callable[..., int], *args: Any) -> int | None:
-    """The query's answer, or None when this card (a vGPU, say) does not support the query."""
-    try:
-        return query(*args)
-    except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
-            return None
-        raise
-
-
-@contextmanager
-def _opened(index: int, load: Load) -> Iterator[tuple[Libraries, ctypes.c_int, Any] | None]:
-    """The libraries, and the CUDA device and NVML handle of one and the same card."""
-    libraries = _visible_libraries(load)
-    device = None if libraries is None else _cuda_device(libraries.cuda, index)
-    if libraries is None or device is None:
-        yield None
-        return
-    with _nvml_session(libraries.nvml) as alive:
-        if not alive:
-            yield None
-            return
-        # NVML counts every card of the machine and CUDA only the visible ones, in another order.
-        bus_id = _bus_id(libraries.cuda, device)
-        yield libraries, device, libraries.nvml.nvmlDeviceGetHandleByPciBusId(bus_id)
-
-
-def _read_card(index: int, load: Load) -> _Card | None:
-    with _opened(index, load) as opened:
-        if opened is None:
-            return None
-        libraries, device, handle = opened
-        nvml = libraries.nvml
-        version = nvml.nvmlSystemGetCudaDriverVersion()  # 13000 is 13.0
-        power = _optional(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-        return _Card(
-            name=nvml.nvmlDeviceGetName(handle),
-            driver=nvml.nvmlSystemGetDriverVersion(),
-            cuda=f"{version // 1000}.{version % 1000 // 10}",
-            attributes=_attributes(libraries.cuda, device),
-            max_sm_clock_mhz=_optional(
-                nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM
-            ),
-            max_mem_clock_mhz=_optional(
-                nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM
-            ),
-            power_limit_w=None if power is None else power / 1000,
-        )
-
-
-def _present_spec(card: _Card) -> GpuSpec:
+def _present_spec(card: Card) -> GpuSpec:
     rows = [spec for spec in known_gpus().values() if card.name in spec.driver_names]
     base = rows[0] if rows else _spec_without_row(card)
     answers = card.attributes
@@ -510,7 +218,7 @@ def _present_spec(card: _Card) -> GpuSpec:
     )
 
 
-def _spec_without_row(card: _Card) -> GpuSpec:
+def _spec_without_row(card: Card) -> GpuSpec:
     if _cc_number(card.cc) < _OLDEST_CC:
         raise FlashtuneError(
             f"{card.name} has compute capability {card.cc}; Ampere (8.0) or newer is needed.",
@@ -547,36 +255,3 @@ def _spec_without_row(card: _Card) -> GpuSpec:
 def _slug(driver_name: str) -> str:
     words = re.findall(r"[a-z0-9]+", driver_name.lower())
     return "-".join(word for word in words if word not in ("nvidia", "geforce"))
-
-
-def _throttle_text(bits: int) -> str:
-    known = [text for bit, text in _THROTTLE_REASONS.items() if bits & bit]
-    rest = bits & ~sum(_THROTTLE_REASONS)
-    return ", ".join(known + ([f"unknown ({rest:#x})"] if rest else [])) or "none"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit(folder: Path) -> str | None:
-    """The commit ``folder`` is checked out at; None when it is not part of a checkout."""
-
-    def git(*args: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *args], capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # A virtual environment inside some other checkout is not ours: the file itself must be tracked.
-    if git("ls-files", "--error-unmatch", "records.py") is None:
-        return None
-    commit = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}-dirty" if commit and changed else commit

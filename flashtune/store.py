@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -561,13 +560,15 @@ def _writing(path: Path) -> Iterator[None]:
 def _acquire(path: Path) -> int:
     """Lock the parts folder, creating it, and return the lock's file descriptor."""
     folder = _parts_folder(path)
-    for attempt in itertools.count():
+    attempts = 0
+    while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except (FileNotFoundError, FileExistsError):
             # A sweep that just finished removed the folder under us, or it cannot be created.
-            if attempt >= 100:
+            attempts += 1
+            if attempts > 100:
                 raise
             continue
         try:

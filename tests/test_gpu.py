@@ -1,9 +1,11 @@
-"""The GPU table against published figures, and the present card through fake driver libraries."""
+"""The GPU table against published figures, the present card through fake driver libraries, and the
+provenance of a run."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from flashtune import gpu
+from flashtune import config_files, driver, gpu, provenance
 from flashtune.errors import FlashtuneError
 
 # Dense TFLOPS that NVIDIA publishes: (bf16 with fp32 accumulation, fp16 with fp16, tf32).
@@ -78,7 +80,7 @@ class FakeCuda:
         return 0
 
     def cuDeviceGetAttribute(self, value: Any, number: int, device: ctypes.c_int) -> int:
-        names = {v: k for k, v in gpu._ATTRIBUTES.items()}
+        names = {v: k for k, v in driver._ATTRIBUTES.items()}
         value._obj.value = self.devices[device.value][1][names[number]]
         return 0
 
@@ -113,11 +115,11 @@ def failing(code: int) -> Any:
     return fail
 
 
-def load(cuda: FakeCuda, nvml: SimpleNamespace) -> gpu.Load:
-    return lambda: gpu.Libraries(cuda, nvml)
+def load(cuda: FakeCuda, nvml: SimpleNamespace) -> driver.Load:
+    return lambda: driver.Libraries(cuda, nvml)
 
 
-def h200(**overrides: Any) -> gpu.Load:
+def h200(**overrides: Any) -> driver.Load:
     bus_id = "0000:1B:00.0"
     cuda = FakeCuda((bus_id, H200_ATTRIBUTES))
     return load(cuda, fake_nvml({bus_id: "NVIDIA H200"}, **overrides))
@@ -231,13 +233,22 @@ def test_the_wheels_own_configs_come_before_a_folder_beside_it(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "flashtune"
-    monkeypatch.setattr(gpu, "_PACKAGE", package)
+    monkeypatch.setattr(config_files, "_PACKAGE", package)
     with pytest.raises(FlashtuneError, match="configs are missing"):
-        gpu.config_dir()
+        config_files.config_dir()
     for folder in (tmp_path / "configs", package / "_configs"):
         folder.mkdir(parents=True)
         (folder / "gpus.toml").touch()
-        assert gpu.config_dir() == folder
+        assert config_files.config_dir() == folder
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Any) -> None:
+    with pytest.raises(FlashtuneError, match="absent.toml cannot be read: No such file"):
+        config_files.read_toml(tmp_path / "absent.toml")
+    (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'\n")
+    with pytest.raises(FlashtuneError, match="latin.toml is not TOML") as error:
+        config_files.read_toml(tmp_path / "latin.toml")
+    assert "UTF-8" in error.value.hint
 
 
 # The present card
@@ -250,15 +261,15 @@ def test_no_driver_is_no_card() -> None:
         pass
     else:
         pytest.skip("an NVIDIA driver is installed")
-    assert gpu.system_libraries() is None
+    assert driver.system_libraries() is None
     assert gpu.present_gpu() is None
-    assert gpu.clocks_now() is None
+    assert driver.clocks_now() is None
     assert gpu.target_gpu("auto").name == "rtx-4070-super"
 
 
 def test_a_driver_without_devices_is_no_card() -> None:
     assert gpu.present_gpu(load=load(FakeCuda(), fake_nvml({}))) is None
-    assert gpu.clocks_now(load=load(FakeCuda(), fake_nvml({}))) is None
+    assert driver.clocks_now(load=load(FakeCuda(), fake_nvml({}))) is None
 
 
 @pytest.mark.parametrize(
@@ -287,11 +298,11 @@ def test_cuda_errors_are_told_by_name() -> None:
 def test_hidden_cards_leave_the_driver_alone(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
 
-    def load_nothing() -> gpu.Libraries:
+    def load_nothing() -> driver.Libraries:
         raise AssertionError("the driver was touched")
 
     assert gpu.present_gpu(load=load_nothing) is None
-    assert gpu.clocks_now(load=load_nothing) is None
+    assert driver.clocks_now(load=load_nothing) is None
 
 
 def test_the_driver_overrides_the_row() -> None:
@@ -373,7 +384,7 @@ def test_target() -> None:
 
 
 def test_clocks_now() -> None:
-    assert gpu.clocks_now(load=h200()) == gpu.Clocks(
+    assert driver.clocks_now(load=h200()) == driver.Clocks(
         sm_clock_mhz=1755,
         temperature_c=41,
         power_w=512.5,
@@ -381,7 +392,7 @@ def test_clocks_now() -> None:
     )
     quiet = h200(nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0)
     odd = h200(nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1004)
-    assert [getattr(gpu.clocks_now(load=each), "throttle", None) for each in (quiet, odd)] == [
+    assert [getattr(driver.clocks_now(load=each), "throttle", None) for each in (quiet, odd)] == [
         "none",
         "power cap, unknown (0x1000)",
     ]
@@ -391,23 +402,40 @@ def test_clocks_now() -> None:
 
 
 def test_provenance_of_a_target_and_of_a_card() -> None:
-    target = gpu.provenance(gpu.find_gpu("l4"), "kernel", "hash")
+    target = provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash")
     assert (target.gpu, target.cc, target.measured, target.driver) == ("l4", "8.9", False, None)
     assert (target.power_limit_w, target.sm_clock_mhz) == (None, None)
     spec = gpu.present_gpu(load=h200())
     assert spec is not None
-    card = gpu.provenance(spec, "kernel", "hash")
-    assert (card.gpu, card.measured, card.driver, card.cuda) == (
-        "NVIDIA H200", True, "580.159", "13.0",
-    )  # fmt: skip
+    card = provenance.provenance(spec, "kernel", "hash")
+    assert (card.gpu, card.measured, card.driver, card.cuda) == ("h200", True, "580.159", "13.0")
     assert (card.sm_clock_mhz, card.mem_clock_mhz, card.power_limit_w) == (1980, 3201, 650.0)
-    assert "gpu: NVIDIA H200 there, l4 here" in target.differences(card)
+    assert "gpu: h200 there, l4 here" in target.differences(card)
 
 
 def test_provenance_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_version", lambda name: None)
+    monkeypatch.setattr(provenance, "version", lambda name: None)
     with pytest.raises(FlashtuneError, match="Triton"):
-        gpu.provenance(gpu.find_gpu("l4"), "kernel", "hash")
+        provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash")
+
+
+@pytest.mark.parametrize("found", ["3.5.1", "2.9.0+git1a2b3c4d", "3"])
+def test_provenance_refuses_an_old_triton(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(provenance, "version", lambda name: found)
+    with pytest.raises(FlashtuneError, match=re.escape(f"Triton {found} is too old")) as error:
+        provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash")
+    assert error.value.hint == "pip install 'triton>=3.6'"
+
+
+@pytest.mark.parametrize("found", ["3.6.0", "3.10.1", "3.6.0+git1a2b3c4d", "4.0"])
+def test_provenance_takes_a_newer_triton(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(provenance, "version", lambda name: found)
+    assert provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash").triton == found
+
+
+def test_version_of_what_is_not_installed_is_none() -> None:
+    assert provenance.version("pytest") == pytest.__version__
+    assert provenance.version("no-such-distribution-flashtune") is None
 
 
 def test_git_commit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,18 +448,18 @@ def test_git_commit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     source = tmp_path / "records.py"
     source.write_text("one\n")
-    assert gpu._git_commit(tmp_path) is None  # no checkout
+    assert provenance._git_commit(tmp_path) is None  # no checkout
     git("init")
-    assert gpu._git_commit(tmp_path) is None  # a checkout that the source is no part of
+    assert provenance._git_commit(tmp_path) is None  # a checkout that the source is no part of
     git("add", ".")
     git("commit", "-m", "one")
-    clean = gpu._git_commit(tmp_path)
+    clean = provenance._git_commit(tmp_path)
     assert clean is not None
     assert len(clean) == 40
     source.write_text("two\n")
-    assert gpu._git_commit(tmp_path) == f"{clean}-dirty"
+    assert provenance._git_commit(tmp_path) == f"{clean}-dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu._git_commit(tmp_path) is None  # no git
+    assert provenance._git_commit(tmp_path) is None  # no git
 
 
 # On a card
@@ -453,7 +481,7 @@ def test_the_card_agrees_with_torch() -> None:
     assert spec.shared_per_block == properties.shared_memory_per_block_optin
     assert spec.warps_per_sm * 32 == properties.max_threads_per_multi_processor
     assert spec.registers_per_sm == properties.regs_per_multiprocessor
-    clocks = gpu.clocks_now()
+    clocks = driver.clocks_now()
     assert clocks is not None
     assert clocks.sm_clock_mhz is not None
     assert clocks.throttle is not None

@@ -1,0 +1,251 @@
+"""The budget: what one config needs and what the card has, from the numbers alone.
+
+Nothing here compiles or imports torch or triton. Sources: Triton's own lowering (which buffers a
+kernel keeps in shared memory, where its warps go), CUDA's occupancy rules, and the articles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashtune.gpu import GpuSpec
+from flashtune.records import KEEP, Config, OutClass, Problem, Verdict
+
+THREADS = 32  # a warp
+MMA_ROWS = 16  # rows of one tensor-core instruction's output
+MMA_COLUMNS = 8
+ALWAYS_OUT_ACCUMULATORS = 512  # the article's rule: not even an exhaustive sweep compiles these
+HOPELESS_REPEATS = 1.5
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """What the budget must know of a kernel."""
+
+    key_loops: int  # 2: an unmasked and a masked loop
+    skips_causal_tiles: bool
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One config's needs against one card's limits. Bytes, registers a thread, blocks an SM."""
+
+    config: Config
+    shared: int | None  # bytes a block; None: not modelled, the compiler has to be asked
+    shared_limit: int
+    accumulators: float  # fp32 registers a thread that S and O alone take
+    register_cap: int  # registers a thread that the compiler may use
+    repeats: float  # tensor work executed / needed, before masking
+    warps_stacked: bool  # each warp owns whole rows; False: warps sit side by side along the keys
+    wgmma: bool  # Hopper's warp-group instructions
+    blocks_by_shared: int | None
+    blocks_by_warps: int
+    blocks_by_blocks: int
+    programs: int
+    slots_per_block: int  # SMs: blocks resident on the card = this x blocks per SM
+
+    def blocks_per_sm(self, blocks_by_registers: int | None = None) -> int | None:
+        """Resident blocks, with the registers' limit where it is known; None: shared unknown."""
+        if self.blocks_by_shared is None:
+            return None
+        limits = [self.blocks_by_shared, self.blocks_by_warps, self.blocks_by_blocks]
+        return min(limits if blocks_by_registers is None else [*limits, blocks_by_registers])
+
+    def waves(self, blocks_per_sm: int | None) -> float | None:
+        """Programs over resident slots: 1.14 is one full wave and a tail of 14%."""
+        if not blocks_per_sm:
+            return None
+        return self.programs / (self.slots_per_block * blocks_per_sm)
+
+
+def blocks_by_registers(gpu: GpuSpec, num_warps: int, regs: int) -> int:
+    """Blocks an SM by registers, for ``regs`` a thread as the compiler reports them.
+
+    Registers are handed to warps in units of 256 from one of four sub-partitions (CUDA's occupancy
+    header); this is lower than dividing the SM's 65,536 for 1 and 2 warps.
+    """
+    unit = gpu.register_unit_per_warp
+    per_warp = -(-THREADS * max(regs, 1) // unit) * unit
+    warps = gpu.sub_partitions * (gpu.registers_per_sm // gpu.sub_partitions // per_warp)
+    return warps // num_warps
+
+
+def blocks_by_shared(gpu: GpuSpec, shared: int) -> int:
+    """Blocks an SM by shared memory: what each asks for, rounded up, and the driver's own part.
+
+    0 where one block asks for more than a block may have.
+    """
+    if shared > gpu.shared_per_block:
+        return 0
+    rounded = -(-shared // gpu.shared_unit) * gpu.shared_unit
+    return gpu.shared_per_sm // (rounded + gpu.shared_reserved_per_block)
+
+
+def register_cap(gpu: GpuSpec, num_warps: int) -> int:
+    """Registers a thread that ptxas may use, so that one block fits: 255 up to 8 warps, 128 at 16."""
+    return min(gpu.registers_per_thread, gpu.registers_per_sm // (THREADS * num_warps))
+
+
+def uses_wgmma(gpu: GpuSpec, config: Config) -> bool:
+    """Whether Hopper's warp-group instructions apply: whole groups of 4 warps and of 64 rows."""
+    return gpu.cc_number == 90 and config.num_warps % 4 == 0 and config.q_tile % 64 == 0
+
+
+def assess(
+    problem: Problem,
+    config: Config,
+    gpu: GpuSpec,
+    kernel: KernelShape,
+    triton: tuple[int, int],
+) -> Budget:
+    """The budget of one config. ``triton`` is the version that will compile it, as (3, 6)."""
+    shared = shared_bytes(problem, config, gpu, kernel, triton)
+    scores = config.q_tile * config.k_tile
+    outputs = config.q_tile * problem.padded_D
+    wgmma = uses_wgmma(gpu, config)
+    stacked = wgmma or config.q_tile >= problem.padded_D
+    return Budget(
+        config=config,
+        shared=shared,
+        shared_limit=gpu.shared_per_block,
+        accumulators=(scores + outputs) / (THREADS * config.num_warps),
+        register_cap=register_cap(gpu, config.num_warps),
+        repeats=_repeats(problem, config, stacked),
+        warps_stacked=stacked,
+        wgmma=wgmma,
+        blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
+        blocks_by_warps=gpu.warps_per_sm // config.num_warps,
+        blocks_by_blocks=gpu.blocks_per_sm,
+        programs=problem.B * problem.H * -(-problem.N // config.q_tile),
+        slots_per_block=gpu.sms,
+    )
+
+
+def _repeats(problem: Problem, config: Config, stacked: bool) -> float:
+    """Tensor work executed over needed, when warps outnumber the blocks of an output.
+
+    Stacked warps beyond one per 16 rows repeat rows, in both multiplies. Side by side, each
+    multiply has its own columns to share out: k_tile/8 blocks for Q K^T, D/8 for P V (the article's
+    Round 0: 16x16 with 4 warps runs Q K^T twice and P V once, 1.5 in all).
+    """
+    if stacked:
+        return max(1.0, config.num_warps * MMA_ROWS / config.q_tile)
+    scores = max(1.0, config.num_warps * MMA_COLUMNS / config.k_tile)
+    outputs = max(1.0, config.num_warps * MMA_COLUMNS / problem.padded_D)
+    return (scores + outputs) / 2
+
+
+def shared_bytes(
+    problem: Problem,
+    config: Config,
+    gpu: GpuSpec,
+    kernel: KernelShape,
+    triton: tuple[int, int],
+) -> int | None:
+    """Shared memory a block, in bytes, as Triton's allocator lays it out; None: not modelled.
+
+    The buffers: the Q tile; a ring of K and V tiles (num_stages - 1 of each in flight, one more
+    where wgmma reads them in place: loadRequiresAdditionalBuffer in Triton's LowerLoops.cpp); and,
+    where warps sit side by side, the round trip of P between the two multiplies and the scratch of
+    the row reductions. Inputs are contiguous with 16-byte aligned rows, as torch makes them.
+    """
+    D, e = problem.padded_D, problem.element_bytes
+    q, kv = config.q_tile * D * e, config.k_tile * D * e
+    stages = config.num_stages
+    # In 16 bits, a tile of fewer than 16 bytes a thread is too small for asynchronous copies.
+    if e == 2 and config.k_tile * D < 64 * config.num_warps:
+        stages = 1
+    if gpu.cc_number == 100 and config.q_tile % 64 == 0 and config.num_warps in (4, 8):
+        return _shared_tcgen05(config, kernel, q, kv, stages, D * e)
+    if uses_wgmma(gpu, config):
+        return q + 2 * max(1, stages) * kv
+    ring = 2 * (stages - 1) * kv if stages >= 2 else kv
+    exchange = 0
+    if config.num_warps > 1 and config.q_tile < D:
+        exchange = _exchange_bytes(config, e, triton)
+    if kernel.key_loops == 2 and config.q_tile * D < THREADS * config.num_warps:
+        return max(q, ring + exchange)  # Q's buffer is dead before the rest lives
+    return q + ring + exchange
+
+
+def _exchange_bytes(config: Config, element_bytes: int, triton: tuple[int, int]) -> int:
+    """P's round trip and the row reductions' scratch, with the warps side by side."""
+    p = config.q_tile * config.k_tile * element_bytes
+    slices = min(config.num_warps, config.k_tile // MMA_COLUMNS)
+    scratch = config.q_tile * slices * 4 if slices > 1 else 0
+    if triton >= (3, 8):  # from 3.8.0 on the partial results of a row are exchanged in chunks
+        scratch = min(scratch, max(128 * slices, 512))
+    # Both live at once in fp32; in 16 bits P reuses the scratch.
+    return p + scratch if element_bytes == 4 else max(p, scratch)
+
+
+def _shared_tcgen05(
+    config: Config, kernel: KernelShape, q: int, kv: int, stages: int, row_bytes: int
+) -> int | None:
+    """Datacentre Blackwell: tensor memory needs barriers and aligned staging (measured rules)."""
+    if stages < config.num_stages:
+        return None  # too small to pipeline: no simple formula
+    staging = 8 * min(128, row_bytes)
+    ring = 2 * stages * kv
+    q_outlives_ring = q >= stages * kv
+    if config.num_warps == 4 or config.q_tile == 256:
+        if stages >= 2:
+            fits_inside = q_outlives_ring or kernel.key_loops == 1
+            return q + ring + (32 if fits_inside else staging)
+        return q + ring + (8 if q >= kv else staging)
+    if config.q_tile == 128 and stages >= 2:
+        if q_outlives_ring or kernel.key_loops == 1:
+            return q + ring + 544
+        return -(-(ring + 544) // staging) * staging + q
+    return None
+
+
+def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdict:
+    """Keep the config or leave it out, with the rule and its numbers.
+
+    ``exhaustive`` keeps what is only hopeless, but for the article's accumulator rule, so that a
+    recorded exhaustive sweep can judge the rules.
+    """
+    accumulators, cap = budget.accumulators, budget.register_cap
+    if accumulators > ALWAYS_OUT_ACCUMULATORS:
+        return Verdict(
+            OutClass.HOPELESS,
+            "accumulators_512",
+            f"S and O alone take {accumulators:g} registers a thread, over"
+            f" {ALWAYS_OUT_ACCUMULATORS}: it would spill nearly everything",
+        )
+    if budget.shared is not None and budget.shared > budget.shared_limit:
+        return Verdict(
+            OutClass.CANNOT,
+            "shared",
+            f"needs {budget.shared:,} bytes of shared memory a block, {gpu.title} allows"
+            f" {budget.shared_limit:,}",
+        )
+    return KEEP if exhaustive else _hopeless(budget, gpu, accumulators, cap)
+
+
+def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Verdict:
+    config = budget.config
+    if accumulators > cap:
+        return Verdict(
+            OutClass.HOPELESS,
+            "accumulators",
+            f"S and O alone take {accumulators:g} registers a thread, the cap with"
+            f" {config.num_warps} warps is {cap}: it always spills",
+        )
+    if gpu.cc_number == 90 and not budget.wgmma:
+        return Verdict(
+            OutClass.HOPELESS,
+            "no_wgmma",
+            f"{config.q_tile} rows and {config.num_warps} warps: Hopper's wgmma needs rows in"
+            " multiples of 64 and warps in multiples of 4, and without it the tensor cores run at"
+            " about half speed",
+        )
+    if budget.repeats >= HOPELESS_REPEATS:
+        return Verdict(
+            OutClass.HOPELESS,
+            "repeated_work",
+            f"{config.num_warps} warps on {config.q_tile} rows run {budget.repeats:g} times the"
+            " tensor work that is needed",
+        )
+    return KEEP

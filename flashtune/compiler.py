@@ -1,0 +1,267 @@
+"""One config -> Compiled, for any GPU, with no GPU context; and the fan-out over worker processes.
+
+A worker makes the very call that a launch makes (``kernel.warmup`` with the launch's arguments),
+under a driver that only names the target. Triton's cache key is then the launch's by construction,
+and the launch finds the binary. Each config compiles in a child that the worker forks: a child can
+be killed with everything it started when it hangs, can crash alone, and keeps the compiler's dumps
+(13,000 lines for a ptxas refusal) to itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import re
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashtune.cubin import read_cubin
+from flashtune.kernels import Kernel, load_kernel
+from flashtune.kernels.launch import absent_tensors, arguments, config_arguments
+from flashtune.records import Compiled, Config, Problem, Status
+
+DEFAULT_TIMEOUT_S = 120.0
+_POOL_RESTARTS = 3
+_REHEARSAL = arguments(*absent_tensors(Problem(1, 1, 1, 16, 16, 16, False, "fp32")), causal=False)
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One config to compile for one problem's dtype, D, mask and divisibility."""
+
+    kernel: Kernel
+    problem: Problem
+    config: Config
+    cc: int  # 89 for 8.9
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+
+def specialisation(problem: Problem) -> tuple[object, ...]:
+    """What Triton's compiled code depends on; problems that agree share their binaries.
+
+    Triton tells integers apart by being 1, a multiple of 16 or neither, and by fitting 32 bits.
+    """
+
+    def kind(value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value == 1, value % 16 == 0, value >= 2**31)
+        return value
+
+    values = arguments(*absent_tensors(problem), problem.causal)
+    constants = ("D", "PADDED_D", "is_causal", "scale")
+    runtime = {name: kind(v) for name, v in values.items() if name not in (*constants, "H")}
+    runtime = {name: v for name, v in runtime.items() if not name.endswith("_ptr")}
+    return (problem.dtype, problem.D, problem.causal, *runtime.items())
+
+
+def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[CompileJob, Compiled]]:
+    """Compile in ``n_jobs`` worker processes; results come as they finish, in any order.
+
+    Every job ends in a Compiled, whatever becomes of its compiler. Workers that die are replaced;
+    a job that was lost with its worker three times is given up with that as its reason.
+    """
+    if not jobs:
+        return
+    from joblib.externals.loky import as_completed, get_reusable_executor
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    waiting = list(jobs)
+    executor = None
+    try:
+        for attempt in range(_POOL_RESTARTS + 1):
+            executor = get_reusable_executor(max_workers=n_jobs, timeout=60, kill_workers=attempt > 0)
+            futures = {executor.submit(compile_one, job): job for job in waiting}
+            lost: list[CompileJob] = []
+            for future in as_completed(futures):
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    lost.append(futures[future])
+                    continue
+                yield futures[future], result
+            waiting = lost
+            if not waiting:
+                return
+        for job in waiting:
+            reason = "the compile worker was killed each time (out of memory?)"
+            yield job, Compiled(job.config, failure=Status.CRASHED, reason=reason)
+    except BaseException:
+        # Ctrl-C, or the caller gave up: nothing may go on compiling behind its back.
+        if executor is not None:
+            executor.shutdown(wait=True, kill_workers=True)
+        raise
+
+
+def compile_one(job: CompileJob) -> Compiled:
+    """Compile in a forked child with a time limit. Runs in a worker, which never holds CUDA."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    try:
+        _prepare_worker(job.kernel, job.cc)
+    except Exception as error:  # the kernel's own module may raise anything
+        return Compiled(job.config, failure=Status.CRASHED, reason=_one_line(error))
+    scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _compile_and_exit(job, scratch, writer)
+    os.close(writer)
+    try:
+        return _await_child(job, child, reader, scratch)
+    finally:
+        os.close(reader)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@functools.cache
+def _prepare_worker(kernel: Kernel, cc: int) -> Any:
+    """Import Triton and the kernel once in a worker, so that its forked children have them."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.cache import triton_key
+
+    triton_key()  # hashes all of Triton, 2 s: remembered here, not once in every child
+    driver.set_active(_TargetOnly(GPUTarget("cuda", cc, 32)))
+    jit_function = load_kernel(kernel).flash_fwd_kernel
+    # A call that stops short of compiling makes Triton import what it imports late (3.6: torch).
+    triton.knobs.runtime.jit_cache_hook = lambda **_: True
+    jit_function.warmup(**_REHEARSAL, **config_arguments(Config(16, 16, 1, 1)), grid=(1,))
+    triton.knobs.runtime.jit_cache_hook = None
+    return jit_function
+
+
+class _TargetOnly:
+    """A Triton driver with a target and no GPU behind it."""
+
+    def __init__(self, target: object) -> None:
+        self._target = target
+
+    def get_current_target(self) -> object:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile_and_exit(job: CompileJob, scratch: Path, writer: int) -> None:
+    """The child: compile, send the result through the pipe, and leave without clean-up."""
+    os.setsid()  # a group of its own, so that ptxas can be killed with it
+    _die_with_parent()
+    output = os.open(scratch / "output", os.O_WRONLY | os.O_CREAT)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["TMPDIR"] = str(scratch)  # a failing ptxas leaves its input there
+    tempfile.tempdir = None
+    try:
+        result = _compile(job)
+    except BaseException as error:
+        result = _classified(job.config, error, scratch)
+    with os.fdopen(writer, "wb") as pipe:
+        pickle.dump(result, pipe)
+    os._exit(0)
+
+
+def _compile(job: CompileJob) -> Compiled:
+    import triton
+
+    hits: list[bool] = []
+    triton.knobs.compilation.listener = lambda **event: hits.append(bool(event["cache_hit"]))
+    kernel = _prepare_worker(job.kernel, job.cc)
+    values = arguments(*absent_tensors(job.problem), job.problem.causal)
+    start = time.perf_counter()
+    compiled = kernel.warmup(**values, **config_arguments(job.config), grid=(1,))
+    seconds = time.perf_counter() - start
+    facts = read_cubin(compiled.asm["cubin"])
+    shared = compiled.metadata.shared
+    return Compiled(
+        job.config,
+        shared=shared,
+        regs=facts.regs,
+        spills=facts.frame_bytes // 4,
+        seconds=None if hits == [True] else seconds,
+        # Equal instructions with other shared bytes or warps are launched differently.
+        code_hash=f"{facts.code_hash}-{shared}-{job.config.num_warps}",
+    )
+
+
+def _await_child(job: CompileJob, child: int, reader: int, scratch: Path) -> Compiled:
+    deadline = time.monotonic() + job.timeout_s
+    received = b""
+    while True:
+        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            reason = f"compiling took over {job.timeout_s:g} s and was stopped"
+            return Compiled(job.config, failure=Status.TIMEOUT, reason=reason)
+        chunk = os.read(reader, 1 << 16)
+        if not chunk:
+            break
+        received += chunk
+    _, wait_status = os.waitpid(child, 0)
+    if wait_status == 0 and received:
+        result = pickle.loads(received)
+        assert isinstance(result, Compiled)
+        return result
+    code = os.waitstatus_to_exitcode(wait_status)
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    said = _telling_line((scratch / "output").read_text(errors="replace"))
+    reason = f"the compiler died ({how})" + (f": {said}" if said else "")
+    return Compiled(job.config, failure=Status.COMPILE_FAILED, reason=reason)
+
+
+def _classified(config: Config, error: BaseException, scratch: Path) -> Compiled:
+    """A compiler's refusal is COMPILE_FAILED with its one line; anything else is CRASHED."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import PTXASError
+
+    if isinstance(error, PTXASError):
+        reason = _telling_line(str(error)) or _one_line(error)
+        return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
+    if isinstance(error, CompilationError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return Compiled(config, failure=Status.COMPILE_FAILED, reason=f"triton: {lines[-1]}")
+    if isinstance(error, RuntimeError) and "PassManager" in str(error):
+        said = _telling_line((scratch / "output").read_text(errors="replace"))
+        reason = f"triton: {said or _one_line(error)}"
+        return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
+    return Compiled(config, failure=Status.CRASHED, reason=f"unknown failure: {_one_line(error)}")
+
+
+def _telling_line(text: str) -> str | None:
+    """The line of a compiler's output that says what is wrong."""
+    for pattern in (r"ptxas\S*\s*(fatal|error)", r"\berror:", r"^LLVM ERROR", r"Assertion"):
+        for line in text.splitlines():
+            if re.search(pattern, line):
+                return re.sub(r"\s+", " ", line.strip())[:300]
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:300]
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the worker dies, so that kill -9 leaves no compiler behind."""
+    import ctypes
+
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

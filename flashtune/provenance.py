@@ -1,0 +1,79 @@
+"""The provenance of a run: the GPU, the versions of what it ran with, and the source's commit."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from flashtune.errors import FlashtuneError
+from flashtune.gpu import GpuSpec
+from flashtune.records import Provenance
+
+_PACKAGE = Path(__file__).resolve().parent
+_OLDEST_TRITON = (3, 6)
+_TRITON_HINT = "pip install 'triton>=3.6'"
+
+
+def provenance(spec: GpuSpec, kernel: str, kernel_hash: str) -> Provenance:
+    """Where a run's numbers come from: the GPU's slug, versions, and the source's commit.
+
+    Raises FlashtuneError when Triton is not installed or older than 3.6.
+    """
+    return Provenance(
+        gpu=spec.name,
+        cc=spec.cc,
+        sms=spec.sms,
+        measured=spec.present,
+        driver=spec.driver,
+        torch=version("torch"),
+        triton=_triton_version(),
+        cuda=spec.cuda,
+        python=platform.python_version(),
+        kernel=kernel,
+        kernel_hash=kernel_hash,
+        sm_clock_mhz=spec.max_sm_clock_mhz,
+        mem_clock_mhz=spec.max_mem_clock_mhz,
+        power_limit_w=spec.power_limit_w if spec.present else None,
+        git_commit=_git_commit(_PACKAGE),
+    )
+
+
+def version(distribution: str) -> str | None:
+    """The installed version of ``distribution``; None when it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _triton_version() -> str:
+    """The installed Triton's version. Raises FlashtuneError when there is none or it is too old."""
+    found = version("triton")
+    if found is None:
+        raise FlashtuneError("Triton is not installed, so no kernel can be compiled.", _TRITON_HINT)
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _OLDEST_TRITON:
+        raise FlashtuneError(f"Triton {found} is too old; 3.6 or newer is needed.", _TRITON_HINT)
+    return found
+
+
+def _git_commit(folder: Path) -> str | None:
+    """The commit ``folder`` is checked out at; None when it is not part of a checkout."""
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *args], capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # A virtual environment inside some other checkout is not ours: the file itself must be tracked.
+    if git("ls-files", "--error-unmatch", "records.py") is None:
+        return None
+    commit = git("rev-parse", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit}-dirty" if commit and changed else commit
