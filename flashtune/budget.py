@@ -6,24 +6,18 @@ kernel keeps in shared memory, where its warps go), CUDA's occupancy rules, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashtune.gpu import GpuSpec
-from flashtune.records import KEEP, Config, OutClass, Problem, Verdict
+from flashtune.kernels import Kernel
+from flashtune.records import KEEP, Compiled, Config, OutClass, Problem, Verdict
 
 THREADS = 32  # a warp
 MMA_ROWS = 16  # rows of one tensor-core instruction's output
 MMA_COLUMNS = 8
 ALWAYS_OUT_ACCUMULATORS = 512  # the article's rule: not even an exhaustive sweep compiles these
 HOPELESS_REPEATS = 1.5
-
-
-@dataclass(frozen=True)
-class KernelShape:
-    """What the budget must know of a kernel."""
-
-    key_loops: int  # 2: an unmasked and a masked loop
-    skips_causal_tiles: bool
+KNOWN_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,40 @@ class Budget:
         if not blocks_per_sm:
             return None
         return self.programs / (self.slots_per_block * blocks_per_sm)
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """A budget, its verdict and, where it was asked, the compiler's answer beside them."""
+
+    budget: Budget
+    verdict: Verdict
+    compiled: Compiled | None
+    other_tritons: tuple[tuple[str, int], ...]  # ("3.6", shared bytes) where they differ
+
+    def blocks_by_registers(self, gpu: GpuSpec) -> int | None:
+        """Known only from the compiler's register count."""
+        if self.compiled is None or self.compiled.regs is None:
+            return None
+        return blocks_by_registers(gpu, self.budget.config.num_warps, self.compiled.regs)
+
+    def blocks_per_sm(self, gpu: GpuSpec) -> int | None:
+        """From the compiler's figures where there are some, else from the predicted ones."""
+        budget = self.budget
+        if self.compiled is not None and self.compiled.shared is not None:
+            budget = replace(budget, blocks_by_shared=blocks_by_shared(gpu, self.compiled.shared))
+        return budget.blocks_per_sm(self.blocks_by_registers(gpu))
+
+    def binds(self, gpu: GpuSpec) -> list[str]:
+        """Which limits hold the blocks per SM where they are."""
+        limits = {
+            "shared memory": self.budget.blocks_by_shared,
+            "registers": self.blocks_by_registers(gpu),
+            "warps": self.budget.blocks_by_warps,
+            "blocks": self.budget.blocks_by_blocks,
+        }
+        known = {name: value for name, value in limits.items() if value is not None}
+        return [name for name, value in known.items() if value == min(known.values())]
 
 
 def blocks_by_registers(gpu: GpuSpec, num_warps: int, regs: int) -> int:
@@ -95,7 +123,7 @@ def assess(
     problem: Problem,
     config: Config,
     gpu: GpuSpec,
-    kernel: KernelShape,
+    kernel: Kernel,
     triton: tuple[int, int],
 ) -> Budget:
     """The budget of one config. ``triton`` is the version that will compile it, as (3, 6)."""
@@ -139,7 +167,7 @@ def shared_bytes(
     problem: Problem,
     config: Config,
     gpu: GpuSpec,
-    kernel: KernelShape,
+    kernel: Kernel,
     triton: tuple[int, int],
 ) -> int | None:
     """Shared memory a block, in bytes, as Triton's allocator lays it out; None: not modelled.
@@ -168,6 +196,17 @@ def shared_bytes(
     return q + ring + exchange
 
 
+def other_tritons(
+    problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, int]
+) -> tuple[tuple[str, int], ...]:
+    """(version, shared bytes) of each known Triton that lays this config out differently."""
+    own = shared_bytes(problem, config, gpu, kernel, triton)
+    others = [(v, shared_bytes(problem, config, gpu, kernel, v)) for v in KNOWN_TRITONS]
+    return tuple(
+        (f"{v[0]}.{v[1]}", there) for v, there in others if there is not None and there != own
+    )
+
+
 def _exchange_bytes(config: Config, element_bytes: int, triton: tuple[int, int]) -> int:
     """P's round trip and the row reductions' scratch, with the warps side by side."""
     p = config.q_tile * config.k_tile * element_bytes
@@ -180,7 +219,7 @@ def _exchange_bytes(config: Config, element_bytes: int, triton: tuple[int, int])
 
 
 def _shared_tcgen05(
-    config: Config, kernel: KernelShape, q: int, kv: int, stages: int, row_bytes: int
+    config: Config, kernel: Kernel, q: int, kv: int, stages: int, row_bytes: int
 ) -> int | None:
     """Datacentre Blackwell: tensor memory needs barriers and aligned staging (measured rules)."""
     if stages < config.num_stages:

@@ -46,6 +46,13 @@ class CompileJob:
     timeout_s: float = DEFAULT_TIMEOUT_S
 
 
+def default_jobs() -> int:
+    """As many workers as this process may use CPUs: affinity and container quotas count."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
 def specialisation(problem: Problem) -> tuple[object, ...]:
     """What Triton's compiled code depends on; problems that agree share their binaries.
 

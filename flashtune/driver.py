@@ -103,7 +103,7 @@ def system_libraries() -> Libraries | None:
         if str(error).startswith("libcuda.so.1: cannot open shared object file: No such file"):
             return None
         raise FlashtuneError(f"libcuda.so.1 does not load: {error}", _NO_CARD_HINT) from error
-    import pynvml  # type: ignore[import-untyped]  # not needed where there is no driver
+    import pynvml  # not needed where there is no driver
 
     return Libraries(cuda, pynvml)
 
@@ -139,25 +139,39 @@ def read_card(index: int, load: Load) -> Card | None:
         )
 
 
-def clocks_now(index: int = 0, load: Load = system_libraries) -> Clocks | None:
-    """The card's SM clock (MHz), temperature (C), power (W) and throttling from NVML.
+@contextmanager
+def clock_reader(
+    index: int = 0, load: Load = system_libraries
+) -> Iterator[Callable[[], Clocks | None]]:
+    """A function that reads the card's state; NVML stays open between the readings.
 
-    None when there is no driver or no card. Raises FlashtuneError with NVML's words otherwise.
+    It returns None when there is no driver or no card. Raises FlashtuneError with NVML's words.
     """
     with _opened(index, load) as opened:
         if opened is None:
-            return None
+            yield lambda: None
+            return
         nvml, handle = opened[0].nvml, opened[2]
-        power = _optional(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
-        bits = _optional(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        return Clocks(
-            sm_clock_mhz=_optional(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            temperature_c=_optional(
-                nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
-            ),
-            power_w=None if power is None else power / 1000,
-            throttle=None if bits is None else _throttle_text(bits),
-        )
+        yield lambda: _read_clocks(nvml, handle)
+
+
+def clocks_now(index: int = 0, load: Load = system_libraries) -> Clocks | None:
+    """One reading of the card's state, as :func:`clock_reader` gives it."""
+    with clock_reader(index, load) as read:
+        return read()
+
+
+def _read_clocks(nvml: Any, handle: Any) -> Clocks:
+    power = _optional(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    bits = _optional(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return Clocks(
+        sm_clock_mhz=_optional(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        temperature_c=_optional(
+            nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        power_w=None if power is None else power / 1000,
+        throttle=None if bits is None else _throttle_text(bits),
+    )
 
 
 def _visible_libraries(load: Load) -> Libraries | None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from flashtune.cover import (
+    Candidates,
+    Fits,
+    Pair,
+    Rank,
+    cover,
+    dependents,
+    fitting,
+    make_room,
+    reached_by,
+)
 from flashtune.errors import FlashtuneError
 from flashtune.records import (
     Config,
@@ -17,25 +28,6 @@ from flashtune.records import (
     SweepFile,
 )
 from flashtune.stats import median
-
-Pair = tuple[str, int]
-"""A dtype and a head dimension D that the exported list claims to serve."""
-
-Fits = Callable[[Config, str, int], bool]
-"""Whether a config can launch for a dtype and a head dimension D."""
-
-Rank = tuple[float, ...]
-"""What decides between configs that are equally good; the smaller one wins."""
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """The configs to choose from. Shares are aligned with ``problems``; 0 is 'not timed there'."""
-
-    problems: tuple[Problem, ...]
-    shares: Mapping[Config, tuple[float, ...]]  # best ms / this ms
-    rank: Mapping[Config, Rank]
-    reserve: frozenset[Config]  # ran, but was too slow to be timed: only to serve a pair
 
 
 def recommend(
@@ -70,11 +62,11 @@ def recommend(
     pool = _measured(rows, winners, barred) if measured else _predicted(rows, barred)
     if not pool.shares.keys() - pool.reserve:
         raise _nothing_usable(gpu, kernel, measured, bool(barred))
-    chosen = _cover(pool, max_configs, regret) if measured else _first(pool, rows, max_configs)
+    chosen = cover(pool, max_configs, regret) if measured else _first(pool, rows, max_configs)
 
     pairs = tuple(dict.fromkeys(serve))
-    able = _able(pool, rows, pairs, fits)
-    configs, reserved = _serve(pool, chosen, able, max_configs)
+    able = fitting(pool, pairs, fits, _ran(rows))
+    configs, reserved = make_room(pool, chosen, able, max_configs)
     served = tuple(pair for pair in pairs if any(c in able[pair] for c in configs))
     return Recommendation(
         gpu=gpu,
@@ -83,7 +75,7 @@ def recommend(
         measured=measured,
         configs=tuple(_recommended(pool, c, configs, able, c in reserved) for c in configs),
         winners=winners,
-        worst_loss=1 - min(_reached(pool, configs)) if measured else None,
+        worst_loss=1 - min(reached_by(pool, configs)) if measured else None,
         serves=served,
         unserved=tuple(pair for pair in pairs if pair not in served),
         barred=tuple(sorted(barred.items())),
@@ -247,7 +239,7 @@ def _measured(
     results: Sequence[_Result],
     winners: Sequence[tuple[Problem, Config, float]],
     barred: Mapping[Config, str],
-) -> _Candidates:
+) -> Candidates:
     times = _times(results)
     best = {problem: ms for problem, _, ms in winners}
     listable = {config for row in times.values() for config in row} - barred.keys()
@@ -267,10 +259,10 @@ def _measured(
     tie = _tie_break(results)
     # Screened configs have no share to be judged by, so their brief times order them.
     rank = {config: (slow.get(config, 0.0), *tie[config]) for config in shares}
-    return _Candidates(tuple(best), shares, rank, frozenset(slow))
+    return Candidates(tuple(best), shares, rank, frozenset(slow))
 
 
-def _predicted(results: Sequence[_Result], barred: Mapping[Config, str]) -> _Candidates:
+def _predicted(results: Sequence[_Result], barred: Mapping[Config, str]) -> Candidates:
     """Configs that compiled, in predicted order; in the rows' own where a prediction is missing.
 
     Over several problems: first those that compiled for the most of them, then by their mean
@@ -296,10 +288,10 @@ def _predicted(results: Sequence[_Result], barred: Mapping[Config, str]) -> _Can
             order = (sum(slowdowns) / len(slowdowns), *tie[config])
         rank[config] = (float(-len(by_problem)), *order)
     shares: dict[Config, tuple[float, ...]] = dict.fromkeys(rank, ())
-    return _Candidates((), shares, rank, frozenset())
+    return Candidates((), shares, rank, frozenset())
 
 
-def _first(pool: _Candidates, results: Sequence[_Result], max_configs: int) -> list[Config]:
+def _first(pool: Candidates, results: Sequence[_Result], max_configs: int) -> list[Config]:
     """The first configs in predicted order, without repeats of the same machine code."""
     twins: dict[Config, set[str | None]] = {}
     for r in results:
@@ -313,138 +305,16 @@ def _first(pool: _Candidates, results: Sequence[_Result], max_configs: int) -> l
     return chosen
 
 
-# The cover.
+# The answer.
 
 
-def _reached(pool: _Candidates, configs: Sequence[Config]) -> tuple[float, ...]:
-    """The share of the best that a list reaches on each problem."""
-    if not configs:
-        return (0.0,) * len(pool.problems)
-    return tuple(map(max, zip(*(pool.shares[config] for config in configs), strict=True)))
-
-
-def _worst_first(shares: Sequence[float]) -> tuple[float, ...]:
-    """Compares lists of shares by their worst, then their second worst, and so on.
-
-    Comparing the worst alone would be blind where no single config was timed on every problem:
-    every first choice would score 0.
-    """
-    return tuple(sorted(shares))
-
-
-def _cover(pool: _Candidates, max_configs: int, regret: float) -> list[Config]:
-    """Greedy: at each step the config that raises the worst problem the most."""
-    candidates = [config for config in pool.shares if config not in pool.reserve]
-    # A barred config may hold a problem's best time. What no listed config can reach must not
-    # keep the others from being good enough.
-    targets = [(1 - regret) * share for share in _reached(pool, candidates)]
-    chosen: list[Config] = []
-    reached = _reached(pool, chosen)
-    while len(chosen) < max_configs and any(
-        share < target for share, target in zip(reached, targets, strict=True)
-    ):
-        config = _preferred(
-            pool, candidates, {c: tuple(map(max, reached, pool.shares[c])) for c in candidates}
-        )
-        raised = _reached(pool, [*chosen, config])
-        if raised == reached:
-            break
-        chosen.append(config)
-        reached = raised
-    return chosen
-
-
-def _preferred(
-    pool: _Candidates,
-    candidates: Sequence[Config],
-    shares: Mapping[Config, tuple[float, ...]],
-) -> Config:
-    """The candidate with the best shares, worst first; the rank and its own order break ties."""
-    return min(
-        candidates,
-        key=lambda c: (tuple(-s for s in _worst_first(shares[c])), pool.rank[c], c),
-    )
-
-
-# The reservation for dtypes and head dimensions that the list claims to serve.
-
-
-def _able(
-    pool: _Candidates, results: Sequence[_Result], pairs: Sequence[Pair], fits: Fits | None
-) -> dict[Pair, frozenset[Config]]:
-    """For each pair, the candidates that fit it."""
-    ran = {
-        (r.config, r.problem.dtype, r.problem.D)
-        for r in results
-        if r.status in (Status.TIMED, Status.SCREENED, Status.COMPILED)
-    }
-    return {
-        pair: frozenset(
-            config
-            for config in pool.shares
-            if (fits(config, *pair) if fits is not None else (config, *pair) in ran)
-        )
-        for pair in pairs
-    }
-
-
-def _serve(
-    pool: _Candidates,
-    chosen: Sequence[Config],
-    able: Mapping[Pair, frozenset[Config]],
-    max_configs: int,
-) -> tuple[list[Config], list[Config]]:
-    """The list with room made for every pair that can be served, and the configs added for one."""
-    configs = list(chosen)
-    reserved: list[Config] = []
-    # The pair with the fewest candidates goes first: its config may well serve the next pair.
-    for pair in sorted(able, key=lambda pair: (len(able[pair]), pair)):
-        if not able[pair] or any(config in able[pair] for config in configs):
-            continue
-        if len(configs) >= max_configs:
-            spare = _cheapest_to_remove(pool, configs, able)
-            if spare is None:
-                continue
-            configs.remove(spare)
-        own = [i for i, p in enumerate(pool.problems) if (p.dtype, p.D) == pair]
-        shares = {c: pool.shares[c] for c in able[pair]}
-        on_own = {c: tuple(shares[c][i] for i in own) for c in shares}
-        # Times on the pair's own problems say more than times on others.
-        timed_there = any(any(on_own[c]) for c in on_own)
-        added = _preferred(pool, sorted(able[pair]), on_own if timed_there else shares)
-        configs.append(added)
-        reserved.append(added)
-    return configs, [config for config in reserved if config in configs]
-
-
-def _cheapest_to_remove(
-    pool: _Candidates, configs: Sequence[Config], able: Mapping[Pair, frozenset[Config]]
-) -> Config | None:
-    """The config whose removal leaves the best list, among those that no pair depends on."""
-    removable = [c for c in configs if not _depends(c, configs, able)]
-    if not removable:
-        return None
-    # Of equal ones the last: the list has the most useful first.
-    return max(
-        reversed(removable),
-        key=lambda c: _worst_first(_reached(pool, [other for other in configs if other != c])),
-    )
-
-
-def _depends(
-    config: Config, configs: Sequence[Config], able: Mapping[Pair, frozenset[Config]]
-) -> list[Pair]:
-    """The pairs that only this config of the list serves."""
-    others = [other for other in configs if other != config]
-    return [
-        pair
-        for pair, fitting in able.items()
-        if config in fitting and not any(other in fitting for other in others)
-    ]
+def _ran(results: Sequence[_Result]) -> set[tuple[Config, Pair]]:
+    """What is known to launch, because it did or at least compiled."""
+    return {(r.config, (r.problem.dtype, r.problem.D)) for r in results if r.status in _OWN}
 
 
 def _recommended(
-    pool: _Candidates,
+    pool: Candidates,
     config: Config,
     configs: Sequence[Config],
     able: Mapping[Pair, frozenset[Config]],
@@ -453,7 +323,7 @@ def _recommended(
     shares = zip(pool.problems, pool.shares[config], strict=True)
     kept_for = None
     if reserved:
-        only = _depends(config, configs, able)
+        only = dependents(config, configs, able)
         pairs = only or [pair for pair in able if config in able[pair]]
         names = " and ".join(f"{dtype} at D={D}" for dtype, D in pairs)
         kept_for = f"the only one that fits {names}" if only else f"fits {names}"

@@ -245,6 +245,7 @@ class RunInfo:
     run_id: str
     command: str
     started: datetime
+    git_commit: str | None  # the source it ran, with "-dirty" where the tree had changes
 
 
 @dataclass(frozen=True)

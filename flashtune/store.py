@@ -8,78 +8,43 @@ config. For one key a part wins over the file and a later part over an earlier o
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from struct import pack, unpack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from flashtune.errors import FlashtuneError
-from flashtune.records import (
-    Config,
-    Problem,
-    Provenance,
-    Row,
-    RunInfo,
-    SdpaResult,
-    SdpaTiming,
-    Status,
-    SweepFile,
+from flashtune.parquet import (
+    MISSING,
+    as_stored,
+    data_frame,
+    read_file,
+    sync_folder,
+    write_file,
+    writing,
 )
+from flashtune.records import Config, Problem, Provenance, Row, RunInfo, SdpaResult, SweepFile
 
-if TYPE_CHECKING:  # neither has a place in a command that only prints help
+if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa  # type: ignore[import-untyped]
 
-SCHEMA_VERSION = 1
-METADATA_KEY = b"flashtune"
 FLUSH_SECONDS = 1.0
 PART_ROWS = 256
 """A part is rewritten until it holds this many rows, so that long sweeps leave few parts."""
 
 _PART = re.compile(r"part-(\d+)\.parquet")
-_MAGIC = b"PAR1"
 _Key = tuple[Problem, Config]
-_MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 def results_path(out: Path, gpu: str, kernel: str, dtype: str, D: int, measured: bool) -> Path:
     """The file in ``out`` that holds these rows; characters unfit for a file name become ``-``."""
     name = re.sub(r"[^\w.+-]+", "-", f"{gpu}_{kernel}_{dtype}_D{D}")
     return out / f"{name}{'' if measured else '_unmeasured'}.parquet"
-
-
-def schema() -> pa.Schema:
-    """The columns in the order of ``Row``. Times are float64 ms, samples float32 ms, sizes bytes.
-
-    Every column is null where nothing was measured; ``measured_at`` is in UTC microseconds.
-    """
-    import pyarrow as pa
-
-    text, whole, real = pa.string(), pa.int32(), pa.float64()
-    columns = {
-        "run_id": text, "status": text, "reason": text, "kernel": text, "gpu": text, "cc": text,
-        "dtype": text, "B": whole, "H": whole, "H_kv": whole, "N": whole, "N_k": whole,
-        "D": whole, "causal": pa.bool_(),
-        "q_tile": whole, "k_tile": whole, "num_warps": whole, "num_stages": whole,
-        "shared_predicted": whole, "shared": whole, "shared_limit": whole,
-        "regs": whole, "spills": whole, "blocks_per_sm": whole, "waves": real,
-        "compile_s": real, "code_hash": text, "same_as": text,
-        "predicted_ms": real, "ms": real, "ms_lo": real, "ms_hi": real, "tflops": real,
-        "samples_ms": pa.list_(pa.float32()), "samples_round": pa.list_(pa.int16()),
-        "max_abs_err": real, "sdpa_abs_err": real, "lse_abs_err": real,
-        "sm_clock_mhz": whole, "measured_at": pa.timestamp("us", tz="UTC"),
-    }  # fmt: skip
-    return pa.schema(list(columns.items()))
 
 
 def read(path: Path) -> SweepFile:
@@ -98,12 +63,7 @@ def frame(path: Path) -> pd.DataFrame:
 
     Raises what ``read`` raises.
     """
-    import pandas as pd
-    import pyarrow as pa
-
-    table = _table(read(path))
-    view: pd.DataFrame = table.to_pandas(types_mapper={pa.int32(): pd.Int32Dtype()}.get)
-    return view
+    return data_frame(read(path))
 
 
 def find(where: Path) -> list[Path]:
@@ -156,10 +116,10 @@ class SweepStore:
         Raises FlashtuneError when another sweep is writing the file, when its provenance differs,
         when it cannot be read, or when the folder cannot be written.
         """
-        with _writing(path):
+        with writing(path):
             lock = _acquire(path)
             try:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
                 for leftover in _parts_folder(path).glob("*.tmp"):
                     leftover.unlink()
                 if fresh:
@@ -210,7 +170,7 @@ class SweepStore:
         Raises FlashtuneError when it cannot be written, ValueError on a time without a zone.
         """
         self._require_open()
-        kept = _as_stored(row)
+        kept = as_stored(row)
         self._part[kept.problem, kept.config] = kept
         self._known.rows[kept.problem, kept.config] = kept
         self._changed()
@@ -234,8 +194,8 @@ class SweepStore:
             return
         self._require_open()
         part = _parts_folder(self.path) / f"part-{self._number:06d}.parquet"
-        with _writing(self.path):
-            _replace(part, self._known.file(self._part), part.with_name(part.name + ".tmp"))
+        with writing(self.path):
+            write_file(part, self._known.file(self._part), part.with_name(part.name + ".tmp"))
         self._dirty = False
         self._flushed = time.monotonic()
         if len(self._part) >= PART_ROWS:
@@ -250,9 +210,9 @@ class SweepStore:
         self._require_open()
         self.flush()
         whole = self._known.file()
-        with _writing(self.path):
+        with writing(self.path):
             if _parts(self.path) or not self.path.exists():
-                _replace(self.path, whole, _parts_folder(self.path) / "whole.parquet.tmp")
+                write_file(self.path, whole, _parts_folder(self.path) / "whole.parquet.tmp")
             _remove_parts(self.path)
         self._close()
         return whole
@@ -313,28 +273,15 @@ def _sdpa_key(result: SdpaResult) -> tuple[Problem, str, str]:
     return result.problem, result.timing.backend, result.run_id
 
 
-def _as_stored(row: Row) -> Row:
-    if row.measured_at is not None and row.measured_at.tzinfo is None:
-        raise ValueError(f"measured_at needs a time zone: {row.measured_at}")
-    samples, reason, at = row.samples_ms, row.reason, row.measured_at
-    return replace(
-        row,
-        samples_ms=samples and unpack(f"{len(samples)}f", pack(f"{len(samples)}f", *samples)),
-        # A tool's output may hold bytes that were no UTF-8; the row must not be lost over them.
-        reason=reason and reason.encode("utf-8", "replace").decode("utf-8"),
-        measured_at=at and at.astimezone(UTC),
-    )
-
-
 def _load(path: Path) -> SweepFile | None:
     # Parts before the file: a sweep that finishes meanwhile removes a part only once the file
     # holds its rows, so that a part found missing here is in the file read after it.
     files: list[SweepFile] = []
     for part in _parts(path):
-        with suppress(*_MISSING):
-            files.append(_read_one(part))
-    with suppress(*_MISSING):
-        files.insert(0, _read_one(path))
+        with suppress(*MISSING):
+            files.append(read_file(part, _remedy(part)))
+    with suppress(*MISSING):
+        files.insert(0, read_file(path, _remedy(path)))
     if not files:
         return None
     contents = _Contents(files[0].provenance)
@@ -354,112 +301,18 @@ def _refuse_differences(path: Path, here: Provenance, there: Provenance) -> None
         )
 
 
-# Parquet, one file at a time.
-
-
-def _table(file: SweepFile) -> pa.Table:
-    import pyarrow as pa
-
-    columns = {field.name: [getattr(row, field.name) for row in file.rows] for field in fields(Row)}
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "provenance": asdict(file.provenance),
-        "runs": [{**asdict(run), "started": run.started.isoformat()} for run in file.runs],
-        "sdpa": [
-            {"run_id": result.run_id, "problem": asdict(result.problem), **asdict(result.timing)}
-            for result in file.sdpa
-        ],
-        "notes": list(file.notes),
-    }
-    metadata = {METADATA_KEY: json.dumps(document).encode()}
-    return pa.Table.from_pydict(columns, schema=schema().with_metadata(metadata))
-
-
-def _read_one(path: Path) -> SweepFile:
-    """One Parquet file. A missing one raises the OSError itself, for the caller to judge."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    try:
-        data = path.read_bytes()
-    except _MISSING:
-        raise
-    except OSError as error:
-        raise FlashtuneError(
-            f"{path}: cannot read it: {error.strerror}", "pass a results file that you may read"
-        ) from error
-    if len(data) < 12 or data[:4] != _MAGIC or data[-4:] != _MAGIC:
-        raise _unreadable(path, _what_is_wrong(data))
-    try:
-        table = pq.read_table(pa.BufferReader(data))
-        document = (table.schema.metadata or {}).get(METADATA_KEY)
-        if document is None:
-            raise FlashtuneError(
-                f"{path}: a Parquet file, but without flashtune's metadata",
-                "pass a file that 'flashtune sweep' wrote, or use --out DIR to write elsewhere",
-            )
-        return _from_table(path, table, json.loads(document))
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        first_line = (str(error).splitlines() or [""])[0]
-        raise _unreadable(path, f"is damaged ({type(error).__name__}: {first_line})") from error
-
-
-def _from_table(path: Path, table: pa.Table, document: dict[str, Any]) -> SweepFile:
-    version = int(document["schema_version"])
-    if version > SCHEMA_VERSION:
-        raise FlashtuneError(
-            f"{path} needs a flashtune that reads schema_version {version}; "
-            f"this one reads up to {SCHEMA_VERSION}",
-            "upgrade flashtune, or use --out DIR to write elsewhere",
-        )
-    if table.schema.names != [field.name for field in fields(Row)]:
-        raise ValueError(f"its columns are not those of schema_version {version}")
-    return SweepFile(
-        Provenance(**document["provenance"]),
-        tuple(
-            RunInfo(run["run_id"], run["command"], datetime.fromisoformat(run["started"]))
-            for run in document["runs"]
-        ),
-        tuple(
-            SdpaResult(
-                item["run_id"],
-                Problem(**item["problem"]),
-                SdpaTiming(item["backend"], item["ms"], item["reason"]),
-            )
-            for item in document["sdpa"]
-        ),
-        tuple(document["notes"]),
-        tuple(_row(values) for values in table.to_pylist()),
-    )
-
-
-def _row(values: dict[str, Any]) -> Row:
-    for name in ("samples_ms", "samples_round"):
-        if values[name] is not None:
-            values[name] = tuple(values[name])
-    return Row(**{**values, "status": Status(values["status"])})
-
-
-def _what_is_wrong(data: bytes) -> str:
-    if not data:
-        return "is empty (0 bytes)"
-    return "is cut short" if data[:4] == _MAGIC else "is not a Parquet file"
-
-
-def _unreadable(path: Path, what: str) -> FlashtuneError:
+def _remedy(path: Path) -> str:
+    """What to do about a file whose bytes are not what a sweep wrote."""
     if _PART.fullmatch(path.name):
-        return FlashtuneError(f"{path} {what}", "delete this part to continue without its rows")
-    return FlashtuneError(
-        f"{path} {what}",
-        f"restore a copy of it, or start over with --fresh (it is kept as {_old(path).name})",
-    )
+        return "delete this part to continue without its rows"
+    return f"restore a copy of it, or start over with --fresh (it is kept as {_old(path).name})"
 
 
 def _missing(path: Path) -> FlashtuneError:
     return FlashtuneError(f"{path}: no results there", "run 'flashtune sweep', or pass its --out")
 
 
-# The folder of parts, its lock, and writes that are complete or absent.
+# The folder of parts and its lock.
 
 
 def _parts_folder(path: Path) -> Path:
@@ -481,7 +334,7 @@ def _parts(path: Path) -> list[Path]:
         return []
     try:
         found = [entry for entry in _parts_folder(path).iterdir() if _PART.fullmatch(entry.name)]
-    except _MISSING:
+    except MISSING:
         return []
     except OSError as error:
         raise FlashtuneError(
@@ -503,58 +356,11 @@ def _set_aside(path: Path) -> None:
         with suppress(FlashtuneError):  # damaged: the file itself is kept as it is
             whole = _load(path)
             if whole is not None:
-                _replace(path, whole, _parts_folder(path) / "whole.parquet.tmp")
+                write_file(path, whole, _parts_folder(path) / "whole.parquet.tmp")
         _remove_parts(path)
     with suppress(FileNotFoundError):
         os.replace(path, _old(path))
-        _sync_folder(path.parent)
-
-
-def _replace(target: Path, file: SweepFile, temporary: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    buffer = pa.BufferOutputStream()
-    pq.write_table(_table(file), buffer, compression="zstd")
-    try:
-        with open(temporary, "wb") as stream:
-            stream.write(buffer.getvalue())
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except OSError:
-        with suppress(OSError):  # give a full disk its space back
-            temporary.unlink()
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    except OSError as error:  # some network file systems cannot sync a folder
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into the error that a user can act on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FlashtuneError(
-                f"{path}: the disk is full; the rows written before are kept",
-                "free some space and run the same command: it continues from them",
-            ) from error
-        raise FlashtuneError(
-            f"{path}: cannot write there: {error.strerror or error}",
-            "make its folder writable, or use --out DIR to write elsewhere",
-        ) from error
+        sync_folder(path.parent)
 
 
 def _acquire(path: Path) -> int:

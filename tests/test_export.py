@@ -76,8 +76,8 @@ PROVENANCE = Provenance(
     git_commit=None,
 )
 RUNS = (
-    RunInfo("one", "flashtune sweep --N 512 --causal", datetime(2026, 11, 28, tzinfo=UTC)),
-    RunInfo("two", "flashtune sweep --N 4096", datetime(2026, 11, 29, tzinfo=UTC)),
+    RunInfo("one", "flashtune sweep --N 512 --causal", datetime(2026, 11, 28, tzinfo=UTC), None),
+    RunInfo("two", "flashtune sweep --N 4096", datetime(2026, 11, 29, tzinfo=UTC), None),
 )
 
 
@@ -203,7 +203,7 @@ def test_ruff_is_content_and_the_text_is_stable(
 
 def test_hostile_text_stays_in_its_comment() -> None:
     nasty = 'x"""\n\rimport os\u2028raise\x00 \\ \u202e'
-    run = RunInfo("one", nasty, RUNS[0].started)
+    run = RunInfo("one", nasty, RUNS[0].started, None)
     reasons = tuple(replace(item, kept_for=nasty) for item in REC.configs)
     rec = replace(REC, gpu=nasty, kernel=nasty, configs=reasons)
     text = export(rec, runs=[run], provenance=replace(PROVENANCE, driver=nasty, torch=nasty))

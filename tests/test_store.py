@@ -27,7 +27,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtune import store
+from flashtune import parquet, store
 from flashtune.errors import FlashtuneError
 from flashtune.records import (
     Config,
@@ -43,7 +43,7 @@ from flashtune.store import SweepStore
 
 ROOT = Path(store.__file__).parents[1]
 NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
-RUN = RunInfo("run-1", "flashtune sweep --N 4096", NOON)
+RUN = RunInfo("run-1", "flashtune sweep --N 4096", NOON, None)
 PROVENANCE = Provenance(
     gpu="NVIDIA H200", cc="9.0", sms=132, measured=True, driver="570.1", torch="2.9", triton="3.6",
     cuda="12.8", python="3.11", kernel="fa2", kernel_hash="abc", sm_clock_mhz=1980,
@@ -455,7 +455,7 @@ def test_runs_sdpa_and_notes_add_up(path: Path) -> None:
         sweep.add_sdpa(refused)
         sweep.note("checked in the interpreter")
         sweep.finish()
-    later = RunInfo("run-2", "flashtune sweep --N 512", NOON + timedelta(days=1))
+    later = RunInfo("run-2", "flashtune sweep --N 512", NOON + timedelta(days=1), "f00")
     with SweepStore.open(path, replace(PROVENANCE, git_commit="f00"), later) as sweep:
         assert sweep.sdpa_for(row.problem) == (refused, flash)
         assert sweep.sdpa_for(numbered(2).problem) == ()
@@ -503,9 +503,9 @@ def test_bytes_that_were_no_text_do_not_cost_the_row(path: Path) -> None:
 
 def test_the_schema_is_the_row_and_the_house_list() -> None:
     names = [field.name for field in fields(Row)]
-    assert store.schema().names == names
+    assert parquet.schema().names == names
     assert names[: len(HOUSE)] == HOUSE
-    types = {field.name: field.type for field in store.schema()}
+    types = {field.name: field.type for field in parquet.schema()}
     assert types["samples_ms"].value_type == pa.float32()
     assert types["samples_round"].value_type == pa.int16()
     assert types["measured_at"] == pa.timestamp("us", tz="UTC")
@@ -618,10 +618,10 @@ def test_fresh_where_there_is_nothing(path: Path) -> None:
 
 def rewritten(path: Path, old: bytes, new: bytes) -> None:
     table = pq.read_table(path)
-    document = table.schema.metadata[store.METADATA_KEY]
+    document = table.schema.metadata[parquet.METADATA_KEY]
     assert old in document
     document = document.replace(old, new)
-    pq.write_table(table.replace_schema_metadata({store.METADATA_KEY: document}), path)
+    pq.write_table(table.replace_schema_metadata({parquet.METADATA_KEY: document}), path)
 
 
 def rewrite_version(path: Path) -> None:

@@ -1,0 +1,152 @@
+"""One launch against the references: O against SDPA and an fp32 reference, L against logsumexp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from flashtune.records import Check, Problem
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TOLERANCE = {"bf16": 2e-2, "fp16": 1e-2, "fp32": 1e-2}
+"""Absolute and relative, the articles'. fp32 is loose because tl.dot runs it as TF32."""
+SDPA_ERROR_FACTOR = 2.0
+"""In 16 bits, our error against the fp32 reference may be at most this many times SDPA's own."""
+_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Q (B, H, N, D), K and V (B, H_kv, N_k, D) in the problem's dtype."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True)
+class References:
+    """What one problem's outputs are compared with; made once for all its configs."""
+
+    problem: Problem
+    o_sdpa: torch.Tensor  # (B, H, N, D) in the problem's dtype
+    o_fp32: torch.Tensor  # (B, H, N, D) fp32
+    lse: torch.Tensor  # (B, H, N) fp32, natural log
+    sdpa_abs_err: float  # max |o_sdpa - o_fp32|
+
+
+def random_inputs(problem: Problem, device: str) -> Inputs:
+    """Fresh standard-normal inputs: a new draw at every call, from torch's own seed."""
+    dtype = TORCH_DTYPES[problem.dtype]
+    q_shape = (problem.B, problem.H, problem.N, problem.D)
+    kv_shape = (problem.B, problem.H_kv, problem.N_k, problem.D)
+    q, k, v = (
+        torch.randn(shape, device=device, dtype=dtype) for shape in (q_shape, kv_shape, kv_shape)
+    )
+    return Inputs(q, k, v)
+
+
+def poisoned_outputs(problem: Problem, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and L full of NaN, so that what a kernel does not write cannot pass for an answer."""
+    shape = (problem.B, problem.H, problem.N, problem.D)
+    o = torch.full(shape, math.nan, device=device, dtype=TORCH_DTYPES[problem.dtype])
+    return o, torch.full(shape[:-1], math.nan, device=device, dtype=torch.float32)
+
+
+def references(problem: Problem, inputs: Inputs) -> References:
+    """SDPA's answer with its default backend, and an fp32 reference of O and L."""
+    k, v = (t.repeat_interleave(problem.H // problem.H_kv, dim=1) for t in (inputs.k, inputs.v))
+    o_sdpa = F.scaled_dot_product_attention(inputs.q, k, v, is_causal=problem.causal)
+    with _full_fp32_matmuls():
+        o_fp32, lse = _attention_fp32(inputs.q, k, v, problem.causal)
+    error = (o_sdpa.float() - o_fp32).abs().max().item()
+    return References(problem, o_sdpa, o_fp32, lse, error)
+
+
+def check(refs: References, o: torch.Tensor, lse: torch.Tensor) -> Check:
+    """Whether ``o`` (B, H, N, D) and ``lse`` (B, H, N) are right, with the largest errors."""
+    tolerance = TOLERANCE[refs.problem.dtype]
+    max_err, where = _largest((o.float() - refs.o_fp32).abs())
+    lse_err, lse_where = _largest((lse - refs.lse).abs())
+    o_excess, o_where = _largest(_excess(o.float(), refs.o_sdpa.float(), tolerance))
+    lse_excess, _ = _largest(_excess(lse, refs.lse, tolerance))
+    allowed = SDPA_ERROR_FACTOR * refs.sdpa_abs_err
+    reason = None
+    if max_err is None:
+        reason = f"O is not finite at {where}"
+    elif lse_err is None:
+        reason = f"L is not finite at {lse_where}"
+    elif o_excess is None or o_excess > 0:
+        reason = f"O is off SDPA's by more than {tolerance:g} at {o_where}, max error {max_err:.3g}"
+    elif lse_excess is None or lse_excess > 0:
+        reason = f"L is off logsumexp by {lse_err:.3g} at {lse_where}, tolerance {tolerance:g}"
+    elif refs.problem.dtype != "fp32" and max_err > allowed:
+        reason = (
+            f"O's error {max_err:.3g} at {where} is over {SDPA_ERROR_FACTOR:g} times SDPA's own"
+            f" {refs.sdpa_abs_err:.3g} against an fp32 reference"
+        )
+    return Check(reason is None, reason, max_err, refs.sdpa_abs_err, lse_err)
+
+
+def _excess(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """How far beyond atol + rtol * |theirs| each element is; positive is too far."""
+    return (ours - theirs).abs() - (tolerance + tolerance * theirs.abs())
+
+
+def _largest(values: torch.Tensor) -> tuple[float | None, str]:
+    """The largest element and its index; None, and the first index, where some are NaN or Inf."""
+    finite = torch.isfinite(values)
+    if not finite.all():
+        flat = int((~finite).flatten().int().argmax())
+        return None, _index(flat, values)
+    flat = int(values.argmax())
+    return float(values.flatten()[flat]), _index(flat, values)
+
+
+def _index(flat: int, like: torch.Tensor) -> str:
+    at = []
+    for size in reversed(like.shape):
+        at.append(str(flat % size))
+        flat //= size
+    return "[" + ", ".join(reversed(at)) + "]"
+
+
+def _attention_fp32(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and L in fp32, some heads and rows at a time so that the scores stay under 1 GiB."""
+    B, H, N, D = q.shape
+    N_k = k.shape[2]
+    q, k, v = (t.reshape(B * H, -1, D) for t in (q, k, v))
+    o = torch.empty((B * H, N, D), device=q.device, dtype=torch.float32)
+    lse = torch.empty((B * H, N), device=q.device, dtype=torch.float32)
+    rows = max(1, min(N, _CHUNK_BYTES // (4 * N_k)))
+    heads = max(1, min(B * H, _CHUNK_BYTES // (4 * N_k * rows)))
+    for h in range(0, B * H, heads):
+        keys, values = k[h : h + heads].float(), v[h : h + heads].float()
+        for r in range(0, N, rows):
+            s = q[h : h + heads, r : r + rows].float() @ keys.transpose(-1, -2) / math.sqrt(D)
+            if causal:
+                positions = torch.arange(r, r + s.shape[1], device=q.device)
+                hidden = torch.arange(N_k, device=q.device)[None, :] > positions[:, None]
+                s.masked_fill_(hidden, -math.inf)
+            part = torch.logsumexp(s, dim=-1)
+            lse[h : h + heads, r : r + rows] = part
+            o[h : h + heads, r : r + rows] = s.sub_(part[..., None]).exp_() @ values
+    return o.view(B, H, N, D), lse.view(B, H, N)
+
+
+@contextmanager
+def _full_fp32_matmuls() -> Iterator[None]:
+    """No TF32 in the reference, whatever the user has set."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,289 @@
+"""Tables, progress and JSON: the only place that knows rich."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from flashtune.records import Problem, Recommendation, Row, Status
+
+if TYPE_CHECKING:
+    from flashtune.budget import BudgetLine
+    from flashtune.gpu import GpuSpec
+    from flashtune.kernels import Kernel
+    from flashtune.plan import ProblemPlan
+    from flashtune.sweep import Event, SweepResult
+
+
+def _out() -> Console:
+    return Console(highlight=False)
+
+
+def _err() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def write_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout; a number that is not finite becomes null."""
+    sys.stdout.write(json.dumps(_finite(document), indent=2, default=str) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def warn(text: str) -> None:
+    """One line for the user on stderr."""
+    _err().print(escape(text), soft_wrap=True)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Names and values, one a line."""
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        _out().print(escape(f"{name:<{width}}  {'-' if value is None else value}"), soft_wrap=True)
+
+
+# -- budget
+
+
+def print_budgets(
+    problem: Problem,
+    gpu: GpuSpec,
+    kernel: Kernel,
+    triton: tuple[int, int],
+    lines: list[BudgetLine],
+) -> None:
+    """One config explained line by line, or several as a table."""
+    out = _out()
+    head = f"{kernel.name} on {gpu.title} (sm_{gpu.cc_number}), Triton {triton[0]}.{triton[1]}, {problem}"
+    out.print(escape(head), soft_wrap=True)
+    if len(lines) == 1:
+        _print_one_budget(out, gpu, lines[0])
+        return
+    measured = any(line.compiled for line in lines)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("config", "shared", "accumulators", "repeats", "blocks/SM", "binds", "waves"):
+        table.add_column(name, justify="left" if name in ("config", "binds") else "right")
+    if measured:
+        for name in ("compiled shared", "regs", "spills"):
+            table.add_column(name, justify="right")
+    table.add_column("verdict", overflow="fold")
+    for line in lines:
+        budget, blocks = line.budget, line.blocks_per_sm(gpu)
+        waves = budget.waves(blocks)
+        cells = [
+            str(budget.config),
+            "asks the compiler" if budget.shared is None else f"{budget.shared:,}",
+            f"{budget.accumulators:g}/{budget.register_cap}",
+            f"{budget.repeats:g}",
+            _text(blocks),
+            ", ".join(line.binds(gpu)) if blocks else "-",
+            "-" if waves is None else f"{waves:.2f}",
+        ]
+        if measured:
+            c = line.compiled
+            cells += [_text(c and c.shared), _text(c and c.regs), _text(c and c.spills)]
+        table.add_row(*map(escape, cells), escape(_verdict_word(line)))
+    out.print(table)
+    for line in lines:
+        if not line.verdict.kept:
+            out.print(escape(f"{line.budget.config}: {line.verdict.reason}"), soft_wrap=True)
+
+
+def _print_one_budget(out: Console, gpu: GpuSpec, line: BudgetLine) -> None:
+    budget, compiled = line.budget, line.compiled
+    config, blocks = budget.config, line.blocks_per_sm(gpu)
+    waves = budget.waves(blocks)
+    shared = "not modelled: asks the compiler" if budget.shared is None else f"{budget.shared:,}"
+    rows = [
+        ("config", f"{config.q_tile} query rows x {config.k_tile} keys, {config.num_warps} warps,"
+                   f" {config.num_stages} stages"),
+        ("shared memory", f"{shared} of {budget.shared_limit:,} bytes a block"),
+        ("accumulators", f"{budget.accumulators:g} fp32 registers a thread for S and O,"
+                         f" cap {budget.register_cap}"),
+        ("warps", ("stacked: each owns whole rows" if budget.warps_stacked else
+                   "side by side along the keys: rows are split between warps")
+                  + (", wgmma" if budget.wgmma else "")),
+        ("tensor work", f"{budget.repeats:g} times what is needed"),
+        ("blocks per SM", f"{_text(blocks)}, held by {' and '.join(line.binds(gpu))}"
+         + f" (shared memory {_text(budget.blocks_by_shared)}, registers"
+         f" {_text(line.blocks_by_registers(gpu))}, warps {budget.blocks_by_warps},"
+         f" blocks {budget.blocks_by_blocks})"),
+        ("waves", "-" if waves is None else f"{waves:.2f}: {budget.programs:,} programs on"
+                  f" {budget.slots_per_block} SMs"),
+    ]  # fmt: skip
+    if line.blocks_by_registers(gpu) is None:
+        rows.append(("", "registers are known after compiling: add --compile"))
+    for versions, bytes_there in line.other_tritons:
+        rows.append(("", f"under Triton {versions}: {bytes_there:,} bytes of shared memory"))
+    if compiled is not None and compiled.failure is None:
+        rows.append(("compiled", f"{compiled.shared:,} bytes shared, {compiled.regs} registers,"
+                     f" {compiled.spills} spilled"))  # fmt: skip
+    elif compiled is not None:
+        rows.append(("compiled", f"{compiled.failure}: {compiled.reason}"))
+    reason = "" if line.verdict.kept else f": {line.verdict.reason}"
+    rows.append(("verdict", _verdict_word(line) + reason))
+    for name, text in rows:
+        out.print(f"  [bold]{name:<14}[/bold] {escape(text)}", soft_wrap=True)
+
+
+def _verdict_word(line: BudgetLine) -> str:
+    if line.verdict.out is None:
+        return "worth trying" if line.budget.shared is not None else "ask the compiler"
+    return str(line.verdict.out)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# -- sweep
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[Event], None]]:
+    """A receiver of the sweep's events: bars on a terminal, a line a stage elsewhere."""
+    from flashtune.sweep import Advanced, Said, Started
+
+    console = _err()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[best]}"),
+    )
+    bars = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
+
+    def receive(event: Event) -> None:
+        if isinstance(event, Started):
+            if not console.is_terminal and not quiet:
+                console.print(escape(f"{event.stage}: {event.total}"), soft_wrap=True)
+            bars.add_task(escape(event.stage), total=event.total, best="")
+        elif isinstance(event, Advanced):
+            task = bars.tasks[-1].id if bars.tasks else None
+            if task is not None:
+                best = f"best {event.best[1]} {event.best[2]:.4g} ms" if event.best else ""
+                bars.update(task, advance=1, best=best)
+        elif isinstance(event, Said) and not quiet:
+            console.print(escape(event.text), soft_wrap=True)
+
+    with bars:
+        yield receive
+
+
+def print_plan(plans: list[ProblemPlan], total: int) -> None:
+    """What a sweep would do: counts with reasons, and what it would try first."""
+    out = _out()
+    for plan in plans:
+        out.print(f"[bold]{escape(str(plan.problem))}[/bold]", soft_wrap=True)
+        out.print(f"  {total} configs: {len(plan.tried)} tried, {len(plan.ranked)} ranked too low,"
+                  f" {len(plan.pruned)} left out")  # fmt: skip
+        for (kind, rule), count in sorted(plan.reasons().items()):
+            out.print(f"  {count:>5} {kind}: {rule}")
+        first = ", ".join(str(config) for config in plan.tried[:10])
+        out.print(f"  first: {first}", soft_wrap=True)
+    out.print("Nothing was run.")
+
+
+def print_sweep(result: SweepResult, recommendation: Recommendation | None) -> None:
+    """The winners (or, unmeasured, the first that compiled), and how every config ended."""
+    out = _out()
+    provenance = result.file.provenance
+    versions = f"Triton {provenance.triton}, torch {provenance.torch}"
+    out.print(escape(f"{provenance.kernel} on {provenance.gpu}, {versions}"), soft_wrap=True)
+    if provenance.measured:
+        out.print(_winners_table(result))
+    else:
+        out.print("[bold]Nothing was measured: there is no GPU here.[/bold] In the order of promise:")
+        out.print(_compiled_table(result))
+    counts = ", ".join(f"{count:,} {status}" for status, count in sorted(result.counts().items()))
+    out.print(escape(f"{sum(result.counts().values()):,} rows: {counts}"), soft_wrap=True)
+    if recommendation is not None:
+        listed = ", ".join(str(item.config) for item in recommendation.configs)
+        loss = recommendation.worst_loss
+        worth = "" if loss is None else f" (at worst {loss:.1%} behind the best of a shape)"
+        word = "Recommended" if recommendation.measured else "Recommended, unmeasured"
+        out.print(escape(f"{word}: {listed}{worth}"), soft_wrap=True)
+
+
+def _winners_table(result: SweepResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    names = ("N", "mask", "best config", "ms", "95%", "TFLOP/s", "of flash", "of cuDNN",
+             "regs", "spills")  # fmt: skip
+    for name in names:
+        left = name in ("mask", "best config")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for problem in result.problems:
+        row = winner(result, problem)
+        length = f"{problem.N}" if problem.N == problem.N_k else f"{problem.N}x{problem.N_k}"
+        mask = "causal" if problem.causal else "full"
+        if row is None or row.ms is None:
+            table.add_row(length, mask, "nothing valid", *["-"] * 7)
+            continue
+        interval = "-" if row.ms_lo is None else f"{row.ms_lo:.4f}-{row.ms_hi:.4f}"
+        shares = sdpa_shares(result, row)
+        table.add_row(
+            length, mask, str(row.config), f"{row.ms:.4f}", interval, f"{row.tflops:.1f}",
+            shares["flash"], shares["cudnn"], _text(row.regs), _text(row.spills),
+        )  # fmt: skip
+    return table
+
+
+def _compiled_table(result: SweepResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("place", "config", "shared", "regs", "spills", "blocks/SM", "waves", "status"):
+        left = name in ("config", "status")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    shown = result.tried(result.plans[0])[:10]
+    for place, row in enumerate(shown, start=1):
+        waves = "-" if row.waves is None else f"{row.waves:.2f}"
+        table.add_row(
+            str(place), str(row.config), _text(row.shared), _text(row.regs), _text(row.spills),
+            _text(row.blocks_per_sm), waves, str(row.status),
+        )  # fmt: skip
+    return table
+
+
+def winner(result: SweepResult, problem: Problem) -> Row | None:
+    """The timed row with the smallest median; a row that carries another's result only if alone."""
+    timed = [r for r in result.rows() if r.problem == problem and r.status is Status.TIMED]
+    return min(timed, key=lambda r: (r.ms, r.same_as is not None, r.config), default=None)
+
+
+def sdpa_shares(result: SweepResult, row: Row) -> dict[str, str]:
+    """SDPA's ms over ours, per backend timed in the same run; or why there is none."""
+    shares = {"flash": "-", "cudnn": "-"}
+    for sdpa in result.file.sdpa:
+        if sdpa.problem == row.problem and sdpa.run_id == row.run_id:
+            timing = sdpa.timing
+            shares[timing.backend] = (
+                "refused" if timing.ms is None or row.ms is None else f"{timing.ms / row.ms:.0%}"
+            )
+    return shares

@@ -1,0 +1,384 @@
+"""The order of the stages: prune, compile, check, time, store. Emits typed events, prints nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashtune import store as results
+from flashtune.budget import BudgetLine
+from flashtune.compiler import CompileJob, compile_all, specialisation
+from flashtune.errors import FlashtuneError
+from flashtune.gpu import GpuSpec
+from flashtune.interpreter import check_arithmetic
+from flashtune.kernels import Kernel, kernel_hash
+from flashtune.plan import ProblemPlan
+from flashtune.provenance import provenance
+from flashtune.records import (
+    KEEP,
+    Compiled,
+    Config,
+    Problem,
+    Row,
+    RunInfo,
+    SdpaResult,
+    Status,
+    SweepFile,
+)
+
+if TYPE_CHECKING:
+    from flashtune.worker import GpuWorker, Outcome
+
+NOT_MEASURED = "Nothing was measured: no GPU was present. Rows are compiled or ranked, not timed."
+FAILED = frozenset(
+    {
+        Status.COMPILEFAILED,
+        Status.OUT_OF_RESOURCES,
+        Status.CRASHED,
+        Status.TIMEOUT,
+        Status.WRONG,
+    }
+)
+_PREDICTED = frozenset({Status.PRUNED, Status.RANKED})
+"""Statuses that cost nothing to find out again."""
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """One sweep: problems that share dtype and D, and so one results file."""
+
+    plans: tuple[ProblemPlan, ...]
+    kernel: Kernel
+    gpu: GpuSpec
+    out: Path
+    n_jobs: int
+    fresh: bool
+    retry_failed: bool
+    command: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A stage begins, with this many steps to do."""
+
+    stage: str
+    total: int
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """One step of the current stage is done; ``best`` is the fastest of the problem so far."""
+
+    best: tuple[Problem, Config, float] | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something the user should read."""
+
+    text: str
+
+
+Event = Started | Advanced | Said
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Where the results are, and how this run's configs ended."""
+
+    path: Path
+    file: SweepFile
+    plans: tuple[ProblemPlan, ...]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(plan.problem for plan in self.plans)
+
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of the problems that this sweep asked for."""
+        asked = set(self.problems)
+        return tuple(row for row in self.file.rows if row.problem in asked)
+
+    def tried(self, plan: ProblemPlan) -> list[Row]:
+        """The rows of what ``plan`` tried, the most promising first."""
+        rows = {row.config: row for row in self.rows() if row.problem == plan.problem}
+        return [rows[config] for config in plan.tried if config in rows]
+
+    def counts(self) -> Counter[Status]:
+        return Counter(row.status for row in self.rows())
+
+
+def run(request: SweepRequest, emit: Emit) -> SweepResult:
+    """Run the sweep, or go on with one that was stopped. Results that exist are not redone.
+
+    Raises FlashtuneError as the store, the compiler and the GPU worker do; what is done is kept.
+    """
+    here = provenance(request.gpu, request.kernel.name, kernel_hash(request.kernel))
+    first = request.plans[0].problem
+    path = results.results_path(
+        request.out, here.gpu, here.kernel, first.dtype, first.D, here.measured
+    )
+    started = datetime.now(UTC)
+    run_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    info = RunInfo(run_id, request.command, started, here.git_commit)
+    with results.SweepStore.open(path, here, info, fresh=request.fresh) as store:
+        sweep = _Sweep(request, store, run_id, emit)
+        sweep.write_predicted()
+        if request.gpu.present:
+            sweep.measure()
+        else:
+            sweep.compile_only()
+        file = store.finish()
+    return SweepResult(path, file, request.plans)
+
+
+class _Sweep:
+    """One run's state: the request, its open store and what has been compiled."""
+
+    def __init__(
+        self, request: SweepRequest, store: results.SweepStore, run_id: str, emit: Emit
+    ) -> None:
+        self.request = request
+        self.store = store
+        self.run_id = run_id
+        self.emit = emit
+
+    def write_predicted(self) -> None:
+        """Rows for what is not tried. They never replace a row that cost something to get."""
+        for plan in self.request.plans:
+            for config, verdict in plan.pruned.items():
+                reason = f"{verdict.out}: {verdict.reason}"
+                self._add_predicted(self._row(plan, config, Status.PRUNED, reason))
+            place = len(plan.tried)
+            for i, config in enumerate(plan.ranked, start=1):
+                reason = f"place {place + i} in the order of promise; the first {place} were tried"
+                self._add_predicted(self._row(plan, config, Status.RANKED, reason))
+
+    def compile_only(self) -> None:
+        """No GPU: compile for the target, check the arithmetic in the interpreter, time nothing."""
+        self.store.note(NOT_MEASURED)
+        wrong = self._interpret()
+        for plan, config, compiled in self._compile(self._todo()):
+            if compiled.failure is not None:
+                row = self._row(plan, config, compiled.failure, compiled.reason, compiled)
+            elif (reason := wrong.get(plan.problem)) is not None:
+                row = self._row(plan, config, Status.WRONG, reason, compiled)
+            elif (reason := self._over_limit(compiled)) is not None:
+                row = self._row(plan, config, Status.OUT_OF_RESOURCES, reason, compiled)
+            else:
+                row = self._row(plan, config, Status.COMPILED, None, compiled)
+            self.store.add(row)
+
+    def measure(self) -> None:
+        """Compile everything, then check and time problem by problem on the card."""
+        todo = self._todo()
+        if not todo:
+            return
+        ready: dict[Problem, list[Compiled]] = {plan.problem: [] for plan, _ in todo}
+        plans = {plan.problem: plan for plan, _ in todo}
+        for plan, config, compiled in self._compile(todo):
+            if compiled.failure is not None:
+                row = self._row(plan, config, compiled.failure, compiled.reason, compiled)
+                self.store.add(row)
+            elif (reason := self._over_limit(compiled)) is not None:
+                row = self._row(plan, config, Status.OUT_OF_RESOURCES, reason, compiled)
+                self.store.add(row)
+            else:
+                ready[plan.problem].append(compiled)
+        self.store.flush()
+        from flashtune.worker import gpu_worker  # torch and the card, only now
+
+        with gpu_worker(self.request.kernel) as worker:
+            for problem, compiled_list in ready.items():
+                if compiled_list:
+                    self._measure_problem(worker, plans[problem], compiled_list)
+
+    def _measure_problem(
+        self, worker: GpuWorker, plan: ProblemPlan, compiled_list: list[Compiled]
+    ) -> None:
+        problem = plan.problem
+        self.emit(Started(f"timing {problem}", len(compiled_list)))
+        for sdpa in worker.open(problem):
+            self.store.add_sdpa(SdpaResult(self.run_id, problem, sdpa))
+        rank = {config: place for place, config in enumerate(plan.tried)}
+        same_code = {
+            row.code_hash: row
+            for row in self.store.rows()
+            if row.problem == problem and row.same_as is None and row.status is Status.TIMED
+        }
+        for compiled in sorted(compiled_list, key=lambda c: rank[c.config]):
+            twin = same_code.get(compiled.code_hash)
+            if twin is not None:
+                row = _carried(twin, self._row(plan, compiled.config, twin.status, None, compiled))
+            else:
+                outcome = worker.measure(compiled.config)
+                row = self._outcome_row(plan, compiled, outcome)
+                if row.status is Status.TIMED:
+                    same_code[row.code_hash] = row
+            self.store.add(row)
+            self.emit(Advanced(_best(same_code.values())))
+            if row.status is Status.CRASHED and not worker.still_works():
+                raise FlashtuneError(
+                    f"{compiled.config} on {problem} took the GPU context down: {row.reason}",
+                    "Its row says so. Run the same command again: it goes on with the next config.",
+                )
+
+    def _todo(self) -> list[tuple[ProblemPlan, Config]]:
+        return [
+            (plan, config)
+            for plan in self.request.plans
+            for config in plan.tried
+            if not self._done(self.store.get(plan.problem, config))
+        ]
+
+    def _done(self, row: Row | None) -> bool:
+        if row is None or row.status in _PREDICTED:
+            return False
+        return not (self.request.retry_failed and row.status in FAILED)
+
+    def _compile(
+        self, todo: Sequence[tuple[ProblemPlan, Config]]
+    ) -> Iterable[tuple[ProblemPlan, Config, Compiled]]:
+        """Compile each distinct binary once; yields it for every problem that shares it."""
+        sharing: dict[tuple[object, Config], list[ProblemPlan]] = {}
+        for plan, config in todo:
+            sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
+        known_seconds = {
+            (specialisation(row.problem), row.config): row.compile_s
+            for row in self.store.rows()
+            if row.compile_s is not None
+        }
+        cc = self.request.gpu.cc_number
+        jobs = {
+            CompileJob(self.request.kernel, plans[0].problem, config, cc): (key, plans)
+            for key, plans in sharing.items()
+            for config in [key[1]]
+        }
+        self.emit(Started("compiling", len(jobs)))
+        for job, compiled in compile_all(list(jobs), self.request.n_jobs):
+            key, plans = jobs[job]
+            if compiled.failure is None and compiled.seconds is None:
+                # The binary was in the cache; an earlier part of this sweep may know its time.
+                compiled = replace(compiled, seconds=known_seconds.get(key))
+            self.emit(Advanced())
+            for plan in plans:
+                yield plan, job.config, compiled
+
+    def _interpret(self) -> dict[Problem, str]:
+        """Problems for which the interpreter proves the kernel wrong, and how."""
+        # The arithmetic does not depend on the length: one problem for each mask will do.
+        by_mask = {plan.problem.causal: plan.problem for plan in self.request.plans}
+        self.emit(Started("interpreting", 1))
+        results_by_key = check_arithmetic(self.request.kernel, list(by_mask.values()))
+        self.emit(Advanced())
+        wrong: dict[bool, str] = {}
+        for (problem, dtype), result in results_by_key.items():
+            mask = "causal" if problem.causal else "full"
+            if isinstance(result, str):
+                text = f"arithmetic not checked in {dtype}, {mask}: {result}"
+                self.emit(Said(text))
+            elif result.ok:
+                text = f"arithmetic right in Triton's interpreter, {dtype}, {mask}"
+            else:
+                text = f"arithmetic wrong in Triton's interpreter, {dtype}, {mask}: {result.reason}"
+                wrong[problem.causal] = text
+                self.emit(Said(text))
+            self.store.note(text)
+        return {
+            plan.problem: wrong[plan.problem.causal]
+            for plan in self.request.plans
+            if plan.problem.causal in wrong
+        }
+
+    def _over_limit(self, compiled: Compiled) -> str | None:
+        limit = self.request.gpu.shared_per_block
+        if compiled.shared is None or compiled.shared <= limit:
+            return None
+        return f"shared memory, required {compiled.shared:,} bytes, limit {limit:,}"
+
+    def _add_predicted(self, row: Row) -> None:
+        old = self.store.get(row.problem, row.config)
+        if old is None or (old.status in _PREDICTED and old.reason != row.reason):
+            self.store.add(row)
+
+    def _outcome_row(self, plan: ProblemPlan, compiled: Compiled, outcome: Outcome) -> Row:
+        row = self._row(plan, compiled.config, outcome.status, outcome.reason, compiled)
+        if (checked := outcome.check) is not None:
+            row = replace(
+                row,
+                max_abs_err=checked.max_abs_err,
+                sdpa_abs_err=checked.sdpa_abs_err,
+                lse_abs_err=checked.lse_abs_err,
+            )
+        if (timing := outcome.timing) is not None:
+            row = replace(
+                row,
+                ms=timing.ms,
+                ms_lo=timing.ms_lo,
+                ms_hi=timing.ms_hi,
+                tflops=plan.problem.tflops(timing.ms),
+                samples_ms=timing.samples_ms,
+                samples_round=timing.samples_round,
+                sm_clock_mhz=timing.sm_clock_mhz,
+                measured_at=timing.measured_at,
+            )
+        return row
+
+    def _row(
+        self,
+        plan: ProblemPlan,
+        config: Config,
+        status: Status,
+        reason: str | None,
+        compiled: Compiled | None = None,
+    ) -> Row:
+        problem, gpu, budget = plan.problem, self.request.gpu, plan.budgets[config]
+        regs = None if compiled is None else compiled.regs
+        blocks = BudgetLine(budget, KEEP, compiled, ()).blocks_per_sm(gpu)
+        return Row(
+            run_id=self.run_id,
+            status=status,
+            reason=reason,
+            kernel=self.request.kernel.name,
+            gpu=gpu.name,
+            cc=gpu.cc,
+            **{name: getattr(problem, name) for name in _PROBLEM_COLUMNS},
+            **{name: getattr(config, name) for name in _CONFIG_COLUMNS},
+            shared_predicted=budget.shared,
+            shared_limit=gpu.shared_per_block,
+            shared=None if compiled is None else compiled.shared,
+            regs=regs,
+            spills=None if compiled is None else compiled.spills,
+            blocks_per_sm=blocks,
+            waves=budget.waves(blocks),
+            compile_s=None if compiled is None else compiled.seconds,
+            code_hash=None if compiled is None else compiled.code_hash,
+        )
+
+
+_PROBLEM_COLUMNS = ("dtype", "B", "H", "H_kv", "N", "N_k", "D", "causal")
+_CONFIG_COLUMNS = ("q_tile", "k_tile", "num_warps", "num_stages")
+_CARRIED_COLUMNS = (
+    "ms", "ms_lo", "ms_hi", "tflops", "samples_ms", "samples_round",
+    "max_abs_err", "sdpa_abs_err", "lse_abs_err", "sm_clock_mhz", "measured_at",
+)  # fmt: skip
+
+
+def _carried(twin: Row, row: Row) -> Row:
+    """``row`` with the result of ``twin``, whose machine code is the same."""
+    carried = {name: getattr(twin, name) for name in _CARRIED_COLUMNS}
+    return replace(row, same_as=str(twin.config), **carried)
+
+
+def _best(rows: Iterable[Row]) -> tuple[Problem, Config, float] | None:
+    timed = [(row.ms, row) for row in rows if row.ms is not None]
+    if not timed:
+        return None
+    ms, row = min(timed, key=lambda item: item[0])
+    return row.problem, row.config, ms

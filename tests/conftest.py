@@ -1,0 +1,67 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flashtune
+
+ROOT = Path(__file__).resolve().parent.parent
+# The folder that holds the flashtune under test, installed or not: for subprocesses.
+PACKAGE_PARENT = Path(flashtune.__file__).resolve().parent.parent
+
+
+@functools.cache
+def _gpu_is_available() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not _gpu_is_available():
+        pytest.skip("needs a GPU")
+
+
+def subprocess_env(**changes: str) -> dict[str, str]:
+    """This environment with flashtune importable and ``changes`` made, for a child process."""
+    parts = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(part for part in parts if part)
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def stop_compile_pool() -> None:
+    """Drop the reusable workers: they keep the environment they were started with."""
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor(max_workers=1).shutdown(wait=True, kill_workers=True)
+
+
+@pytest.fixture
+def triton_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty Triton cache of the test's own, in this process and in new compile workers."""
+    folder = tmp_path / "triton-cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    stop_compile_pool()
+    yield folder
+    stop_compile_pool()
+
+
+@pytest.fixture(scope="session")
+def h200_landscape() -> Path:
+    """The recorded H200 landscape: every config of the article space timed, four shapes.
+
+    It is not part of the repository, so tests that judge rules by it are skipped without it.
+    """
+    name = "h200_landscape_v4_bf16_D64.parquet"
+    named = os.environ.get("FLASHTUNE_LANDSCAPE")
+    places = [ROOT / "shared" / "data" / name, ROOT.parent / "shared" / "data" / name]
+    for place in [Path(named)] if named else places:
+        if place.is_file():
+            return place
+    pytest.skip(f"{name} is not here (FLASHTUNE_LANDSCAPE may name it)")

@@ -1,0 +1,96 @@
+"""Runs attention cases in Triton's interpreter: ``interpreter_cases.py SHARE OF``, a line a case.
+
+Share 0 of 2 runs every other case. Each line is JSON: the case's name and its outcome. The tests
+start it as a process of its own because TRITON_INTERPRET must be set before triton is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+import time
+from dataclasses import asdict
+
+from attention_cases import Case, run_case
+
+KERNELS = ("v0_baseline", "v6_heads_first")
+DTYPES = ("fp16", "fp32")  # the interpreter's bf16 is garbage up to 3.9
+TOLERANCES = {"fp16": 1e-2, "fp32": 1e-4}  # fp32 has no TF32 rounding here
+
+# The articles' shapes, (heads, N, N_k, D). The second has 2 heads there: the interpreter runs one
+# program after another, and one head has every tile that two have.
+SHAPES = (
+    (4, 128, 128, 64),
+    (1, 1024, 1024, 64),
+    (2, 100, 100, 64),
+    (1, 37, 53, 32),
+    (1, 200, 96, 128),
+)
+# Square, wide and tall tiles; warps and stages mean nothing to the interpreter. NumPy multiplies
+# fp16 slowly, so it gets one less.
+CONFIGS = {"fp16": ("64x32x4x3", "32x128x4x2"), "fp32": ("64x32x4x3", "32x128x4x2", "128x16x4x1")}
+
+
+def cases() -> list[Case]:
+    return [*_article(), *_head_dimensions(), *_layouts(), *_edges()]
+
+
+def _article() -> list[Case]:
+    found = []
+    for kernel, (heads, n, n_k, d), causal, dtype in itertools.product(
+        KERNELS, SHAPES, (False, True), DTYPES
+    ):
+        for config in CONFIGS[dtype] if n < 1024 else ("128x128x8x3",):
+            found.append(Case(kernel, 1, heads, heads, n, n_k, d, causal, dtype, config))
+    return found
+
+
+def _head_dimensions() -> list[Case]:
+    return [
+        Case(kernel, 1, 2, 2, 70, 45, d, True, dtype, "32x16x4x2")
+        for kernel in KERNELS
+        for d in (8, 16, 24, 40, 72, 80, 96, 136, 192, 248, 256)
+        for dtype in DTYPES
+    ]
+
+
+def _layouts() -> list[Case]:
+    return [
+        Case(kernel, 2, heads, kv_heads, 20, 40, d, causal, "fp32", "16x32x4x2", layout)
+        for kernel in KERNELS
+        for layout in ("contiguous", "transposed", "odd_rows", "packed", "three_axes")
+        for d in (40, 64)
+        for causal in (False, True)
+        # The three-axis form has no heads to group.
+        for heads, kv_heads in [(2, 2)] + ([] if layout == "three_axes" else [(2, 1)])
+    ]
+
+
+def _edges() -> list[Case]:
+    lengths = [(1, 1), (1, 33), (33, 1), (16, 16), (17, 16), (16, 17), (64, 16), (15, 64)]
+    return [
+        Case(kernel, 1, 4, 2, n, n_k, 16, causal, "fp32", config)
+        for kernel in KERNELS
+        for n, n_k in lengths
+        for causal in (False, True)
+        for config in ("16x16x1x1", "16x64x1x1", "64x16x1x1")
+    ]
+
+
+def main(share: int, of: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    mixed = cases()
+    random.Random(0).shuffle(mixed)  # slow ones lie side by side
+    for case in mixed[share::of]:
+        start = time.perf_counter()
+        outcome = run_case(case, "cpu", TOLERANCES[case.dtype])
+        seconds = round(time.perf_counter() - start, 3)
+        print(json.dumps({"case": str(case), **asdict(outcome), "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

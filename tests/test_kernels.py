@@ -1,0 +1,139 @@
+"""Every kernel of the ladder against SDPA and logsumexp: in the interpreter, and on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import interpreter_cases
+import pytest
+from attention_cases import LAYOUTS, Case, Outcome, run_case
+from conftest import subprocess_env
+from interpreter_cases import KERNELS
+
+HERE = Path(__file__).resolve().parent
+GPU_TOLERANCES = {"fp32": 1e-2, "bf16": 2e-2, "fp16": 1e-2}  # the articles'; fp32 rounds to TF32
+ARTICLE_SHAPES = (
+    (4, 128, 128, 64), (2, 1024, 1024, 64), (2, 100, 100, 64), (1, 37, 53, 32), (1, 200, 96, 128),
+)  # fmt: skip
+
+
+def assert_right(outcome: Outcome, tolerance: float, dtype: str) -> None:
+    """Within the tolerance absolutely and relatively, as torch.testing.assert_close has it."""
+    assert outcome.o_excess is not None, "O has a NaN or infinity"
+    assert outcome.lse_excess is not None, "L has a NaN or infinity"
+    assert outcome.o_excess <= tolerance
+    assert outcome.lse_excess <= tolerance
+    # SDPA's causal mask is the one written out: query i sees keys 0..i, square or not.
+    assert outcome.mask_err is not None
+    assert outcome.mask_err <= {"fp32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}[dtype]
+    assert outcome.stray_writes == 0, "something was stored outside O and L"
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, dict[str, Any]]:
+    """Outcomes of all interpreter cases by name, from two processes that share them."""
+    command = [sys.executable, str(HERE / "interpreter_cases.py")]
+    env = subprocess_env(TRITON_INTERPRET="1")
+    halves = [
+        subprocess.Popen([*command, str(share), "2"], env=env, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for share in (0, 1)
+    ]  # fmt: skip
+    outcomes = {}
+    for half in halves:
+        out, err = half.communicate(timeout=300)
+        assert half.returncode == 0, err[-3000:]
+        for line in out.splitlines():
+            record = json.loads(line)
+            outcomes[record.pop("case")] = record
+    return outcomes
+
+
+@pytest.mark.parametrize("case", interpreter_cases.cases(), ids=str)
+def test_interpreter(case: Case, interpreted: dict[str, dict[str, Any]]) -> None:
+    record = dict(interpreted[str(case)])
+    record.pop("seconds")
+    tolerance = interpreter_cases.TOLERANCES[case.dtype]
+    assert_right(Outcome(**record), tolerance, case.dtype)
+
+
+def test_case_names_are_unique() -> None:
+    names = [str(case) for case in interpreter_cases.cases()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["Q", "K", "V", "O", "L"])
+def test_last_stride_other_than_one_is_refused(name: str) -> None:
+    import torch
+
+    from flashtune.kernels.launch import arguments
+
+    tensors = {n: torch.empty(1, 2, 32, 64) for n in "QKVO"} | {"L": torch.empty(1, 2, 32)}
+    arguments(*tensors.values(), causal=False)
+    tensors[name] = torch.empty(*tensors[name].shape, 2)[..., 0]  # same shape, last stride 2
+    with pytest.raises(ValueError, match=f"{name} has last stride 2"):
+        arguments(*tensors.values(), causal=False)
+
+
+def test_last_stride_of_a_single_element_is_anything() -> None:
+    import torch
+
+    from flashtune.kernels.launch import arguments
+
+    q = torch.empty(1, 2, 1, 64)
+    lse = torch.empty_strided((1, 2, 1), (2, 1, 7))
+    arguments(q, q, q, q, lse, causal=False)
+
+
+def gpu_cases() -> list[Case]:
+    shapes = [
+        Case(kernel, batch, 1, 1, n, n_k, d, causal, dtype, config, layout)
+        for kernel, (batch, n, n_k, d), causal, dtype, config, layout in itertools.product(
+            KERNELS, ARTICLE_SHAPES, (False, True), ("fp32", "bf16"),
+            ("64x32x4x3", "128x64x8x2", "16x16x4x3"), ("contiguous", "guarded"),
+        )
+    ]  # fmt: skip
+    dimensions = [
+        Case(kernel, 2, 4, 2, 190, 150, d, True, dtype, "64x32x4x2", layout)
+        for kernel in KERNELS
+        for d in range(8, 257, 8)
+        for dtype, layout in (("bf16", "contiguous"), ("fp16", "guarded"), ("fp32", "packed"))
+    ]
+    layouts = [
+        Case(kernel, 2, 8, kv_heads, 190, 150, d, causal, "bf16", config, layout)
+        for kernel in KERNELS
+        for layout in LAYOUTS
+        for d in (40, 64)
+        for causal in (False, True)
+        for kv_heads in ((8,) if layout == "three_axes" else (8, 2, 1))
+        for config in ("64x64x4x3",)
+    ]
+    lengths = [(1, 1), (1, 300), (300, 1), (64, 64), (65, 64), (64, 65), (500, 60), (60, 500)]
+    edges = [
+        Case(kernel, 2, 2, 2, n, n_k, 64, causal, "bf16", config)
+        for kernel in KERNELS
+        for n, n_k in lengths
+        for causal in (False, True)
+        for config in ("64x16x4x3", "16x64x1x2")
+    ]
+    return [*shapes, *dimensions, *layouts, *edges]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", gpu_cases(), ids=str)
+def test_gpu(case: Case) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    tolerance = GPU_TOLERANCES[case.dtype]
+    run = functools.partial(run_case, device="cuda", tolerance=tolerance)
+    try:
+        outcome = run(case)
+    except OutOfResources:
+        pytest.skip("this config does not fit this card at this head dimension")
+    assert_right(outcome, tolerance, case.dtype)
