@@ -47,7 +47,7 @@ def plan_problem(
     kept = {c: b for c, b in budgets.items() if verdicts[c].kept}
     # Judged without the mercy of an exhaustive sweep, what is hopeless is tried last.
     strict = [verdict(b, gpu) for b in kept.values()]
-    ordered = [budget.config for budget in order(list(kept.values()), strict)]
+    ordered = [budget.config for budget in order(list(kept.values()), strict, gpu)]
     return ProblemPlan(
         problem,
         budgets,

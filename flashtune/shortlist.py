@@ -95,7 +95,7 @@ def _in_order(
     rows: list[Row] = []
     for problem, configs in by_problem.items():
         budgets = [assess(problem, config, gpu, kernel, triton) for config in configs]
-        ordered = [b.config for b in order(budgets, [verdict(b, gpu) for b in budgets])]
+        ordered = [b.config for b in order(budgets, [verdict(b, gpu) for b in budgets], gpu)]
         rows += [configs[config] for config in ordered]
     return replace(file, rows=tuple(rows))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NOT_MEASURED = "Nothing was measured: no GPU was present. Rows are compiled or ranked, not timed."
 FAILED = frozenset(
     {
-        Status.COMPILEFAILED,
+        Status.COMPILE_FAILED,
         Status.OUT_OF_RESOURCES,
         Status.CRASHED,
         Status.TIMEOUT,
