@@ -110,7 +110,7 @@ def blocks_by_shared(gpu: GpuSpec, shared: int) -> int:
 
 
 def register_cap(gpu: GpuSpec, num_warps: int) -> int:
-    """Registers a thread that ptxas may use, so that one block fits: 255 up to 8 warps, 128 at 16."""
+    """Registers a thread that ptxas may use for a block to fit: 255 up to 8 warps, 128 at 16."""
     return min(gpu.registers_per_thread, gpu.registers_per_sm // (THREADS * num_warps))
 
 

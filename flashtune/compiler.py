@@ -27,12 +27,12 @@ from typing import Any
 
 from flashtune.cubin import read_cubin
 from flashtune.kernels import Kernel, load_kernel
-from flashtune.kernels.launch import absent_tensors, arguments, config_arguments
+from flashtune.kernels.launch import absent_arguments, config_arguments
 from flashtune.records import Compiled, Config, Problem, Status
 
 DEFAULT_TIMEOUT_S = 120.0
 _POOL_RESTARTS = 3
-_REHEARSAL = arguments(*absent_tensors(Problem(1, 1, 1, 16, 16, 16, False, "fp32")), causal=False)
+_REHEARSAL = absent_arguments(Problem(1, 1, 1, 16, 16, 16, False, "fp32"))
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def specialisation(problem: Problem) -> tuple[object, ...]:
             return (value == 1, value % 16 == 0, value >= 2**31)
         return value
 
-    values = arguments(*absent_tensors(problem), problem.causal)
+    values = absent_arguments(problem)
     constants = ("D", "PADDED_D", "is_causal", "scale")
     runtime = {name: kind(v) for name, v in values.items() if name not in (*constants, "H")}
     runtime = {name: v for name, v in runtime.items() if not name.endswith("_ptr")}
@@ -86,7 +86,9 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
     executor = None
     try:
         for attempt in range(_POOL_RESTARTS + 1):
-            executor = get_reusable_executor(max_workers=n_jobs, timeout=60, kill_workers=attempt > 0)
+            executor = get_reusable_executor(
+                max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
+            )
             futures = {executor.submit(compile_one, job): job for job in waiting}
             lost: list[CompileJob] = []
             for future in as_completed(futures):
@@ -130,35 +132,46 @@ def compile_one(job: CompileJob) -> Compiled:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-@functools.cache
 def _prepare_worker(kernel: Kernel, cc: int) -> Any:
-    """Import Triton and the kernel once in a worker, so that its forked children have them."""
-    import triton
+    """Make ``cc`` Triton's target in this process; returns the kernel, ready to be compiled."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
+
+    # Every time: the job before may have been for another GPU.
+    driver.set_active(_TargetOnly(GPUTarget("cuda", cc, 32)))
+    return _rehearsed(kernel, cc)
+
+
+@functools.cache
+def _rehearsed(kernel: Kernel, cc: int) -> Any:
+    """Import Triton and the kernel once in a worker, so that its forked children have them."""
+    import triton
     from triton.runtime.cache import triton_key
 
     triton_key()  # hashes all of Triton, 2 s: remembered here, not once in every child
-    driver.set_active(_TargetOnly(GPUTarget("cuda", cc, 32)))
     jit_function = load_kernel(kernel).flash_fwd_kernel
     # A call that stops short of compiling makes Triton import what it imports late (3.6: torch).
     triton.knobs.runtime.jit_cache_hook = lambda **_: True
-    jit_function.warmup(**_REHEARSAL, **config_arguments(Config(16, 16, 1, 1)), grid=(1,))
-    triton.knobs.runtime.jit_cache_hook = None
+    try:
+        jit_function.warmup(**_REHEARSAL, **config_arguments(Config(16, 16, 1, 1)), grid=(1,))
+    finally:  # a user's kernel may refuse the arguments; the next kernel's jobs must compile
+        triton.knobs.runtime.jit_cache_hook = None
     return jit_function
 
 
 class _TargetOnly:
     """A Triton driver with a target and no GPU behind it."""
 
-    def __init__(self, target: object) -> None:
+    def __init__(self, target: Any) -> None:
         self._target = target
 
-    def get_current_target(self) -> object:
+    def get_current_target(self) -> Any:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        # A JIT function asks for the target once for each device and keeps the answer: targets
+        # must be devices of their own, or the first one's code would pass for all the others.
+        return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -190,7 +203,7 @@ def _compile(job: CompileJob) -> Compiled:
     hits: list[bool] = []
     triton.knobs.compilation.listener = lambda **event: hits.append(bool(event["cache_hit"]))
     kernel = _prepare_worker(job.kernel, job.cc)
-    values = arguments(*absent_tensors(job.problem), job.problem.causal)
+    values = absent_arguments(job.problem)
     start = time.perf_counter()
     compiled = kernel.warmup(**values, **config_arguments(job.config), grid=(1,))
     seconds = time.perf_counter() - start

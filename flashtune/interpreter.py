@@ -50,9 +50,7 @@ def check_arithmetic(
     )
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     reason = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
-    return {
-        key: Check(**answers[i]) if i < len(answers) else reason for i, key in enumerate(asked)
-    }
+    return {key: Check(**answers[i]) if i < len(answers) else reason for i, key in enumerate(asked)}
 
 
 def _main(request: str) -> None:

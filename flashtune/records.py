@@ -119,7 +119,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Check:
-    """A launch against the references. Errors are absolute; None where a NaN or Inf took their place."""
+    """A launch against the references. Errors are absolute; None: a NaN or Inf took its place."""
 
     ok: bool
     reason: str | None
@@ -201,9 +201,7 @@ class Row:
 
     @property
     def problem(self) -> Problem:
-        return Problem(
-            self.B, self.H, self.H_kv, self.N, self.N_k, self.D, self.causal, self.dtype
-        )
+        return Problem(self.B, self.H, self.H_kv, self.N, self.N_k, self.D, self.causal, self.dtype)
 
 
 @dataclass(frozen=True)

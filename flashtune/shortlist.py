@@ -67,9 +67,7 @@ def write_list(results: Path, file: SweepFile) -> tuple[Recommendation, Path] | 
     if not any(row.status is usable for row in file.rows):
         return None
     recommendation = recommend_for([file])
-    text = python_module(
-        recommendation, provenance=file.provenance, runs=file.runs, param_names={}
-    )
+    text = python_module(recommendation, provenance=file.provenance, runs=file.runs, param_names={})
     write_new(list_path(results), text, force=True)
     return recommendation, list_path(results)
 
@@ -85,9 +83,7 @@ def _fits(
     return fits
 
 
-def _in_order(
-    file: SweepFile, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, int]
-) -> SweepFile:
+def _in_order(file: SweepFile, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, int]) -> SweepFile:
     """The file with its rows in the order of promise, problem by problem."""
     by_problem: dict[Problem, dict[Config, Row]] = {}
     for row in file.rows:

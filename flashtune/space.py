@@ -31,7 +31,7 @@ def parse_config(text: str) -> Config:
             "Write four whole numbers with an x between, as 64x32x4x3.",
         )
     values = [int(part) for part in parts]
-    for axis, value in zip(AXES, values):
+    for axis, value in zip(AXES, values, strict=True):
         if not allowed(axis, value):
             raise FlashtuneError(
                 f"config {text!r}: {axis} is {value}", f"{axis} takes {ALLOWED[axis]}."
@@ -82,7 +82,7 @@ def load_space(name: str) -> list[Config]:
     if not configs:
         raise FlashtuneError(
             f"{path}: holds no config",
-            f"Give values for {', '.join(AXES)}, or a list configs = [\"64x32x4x3\", …].",
+            f'Give values for {", ".join(AXES)}, or a list configs = ["64x32x4x3", …].',
         )
     return list(dict.fromkeys(configs))
 
@@ -95,9 +95,7 @@ def _product(path: Path, table: dict[str, Any]) -> list[Config]:
         values = table.get(axis)
         if not isinstance(values, list) or not values:
             state = "is missing" if values is None else f"is {values!r}"
-            raise FlashtuneError(
-                f"{path}: {axis} {state}", f"{axis} is a list of {ALLOWED[axis]}."
-            )
+            raise FlashtuneError(f"{path}: {axis} {state}", f"{axis} is a list of {ALLOWED[axis]}.")
         for index, value in enumerate(values):
             if not allowed(axis, value):
                 raise FlashtuneError(
@@ -117,5 +115,7 @@ def _listed(path: Path, table: dict[str, Any]) -> list[Config]:
         try:
             configs.append(parse_config(entry))
         except FlashtuneError as error:
-            raise FlashtuneError(f"{path}: configs[{index}]: {error.message}", error.hint) from error
+            raise FlashtuneError(
+                f"{path}: configs[{index}]: {error.message}", error.hint
+            ) from error
     return configs

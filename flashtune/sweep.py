@@ -1,4 +1,4 @@
-"""The order of the stages: prune, compile, check, time, store. Emits typed events, prints nothing."""
+"""The order of the stages: prune, compile, check, time, store. Emits events, prints nothing."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class _Sweep:
         self, todo: Sequence[tuple[ProblemPlan, Config]]
     ) -> Iterable[tuple[ProblemPlan, Config, Compiled]]:
         """Compile each distinct binary once; yields it for every problem that shares it."""
-        sharing: dict[tuple[object, Config], list[ProblemPlan]] = {}
+        sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
         known_seconds = {

@@ -8,6 +8,7 @@ run and fast ones do not fill the file.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -24,7 +25,7 @@ WARM_UP_SECONDS = 1.0
 MIN_SAMPLES, MAX_SAMPLES = 10, 100
 SAMPLE_MS = 40.0
 """Aim for this much time inside the kernel a measurement, within the bounds above."""
-_WARM_LAUNCHES = 3
+_LEAD_IN = 5  # launches before the first sample
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
 _SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -40,21 +41,22 @@ class Timer:
         self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
         self._sm_clock_mhz = sm_clock_mhz
 
-    def warm_clocks(self, seconds: float = WARM_UP_SECONDS) -> None:
-        """Keep the tensor cores busy for ``seconds``, so that what follows runs at settled clocks."""
-        a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    def warm_clocks(self, launch: Callable[[], None], seconds: float = WARM_UP_SECONDS) -> None:
+        """Repeat ``launch`` as it will be timed for ``seconds``, so that the clocks have settled.
+
+        It is the work itself and not some matmul: on an H200 a second of matmuls draws so much
+        power that what is timed next runs 15% slower until the clock recovers.
+        """
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            for _ in range(20):
-                a @ a
-            torch.cuda.synchronize()
+            self._samples(launch, _LEAD_IN)
 
     def time(self, launch: Callable[[], None]) -> Timing:
         """Median of 10 to 100 samples of ``launch`` in ms, each with a cold L2.
 
         Raises whatever ``launch`` or the GPU raises.
         """
-        estimate = median(self._samples(launch, _WARM_LAUNCHES)[0])
+        estimate = median(self._samples(launch, _LEAD_IN)[0])
         count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, SAMPLE_MS / max(estimate, 1e-3))))
         samples, clock = self._samples(launch, count)
         interval = median_interval(samples)
@@ -71,45 +73,47 @@ class Timer:
     def _samples(self, launch: Callable[[], None], count: int) -> tuple[list[float], int | None]:
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-        for start, end in zip(starts, ends):
-            # Zeroing takes longer than a launch costs the host, so launches queue up behind it and
-            # the host's own time is not in the sample.
+        # Zeroing takes longer than a launch costs the host, so launches queue up behind it and the
+        # host's own time is not in the samples, but for the first few: these are not recorded.
+        for _ in range(_LEAD_IN):
+            self._flush.zero_()
+            launch()
+        for start, end in zip(starts, ends, strict=True):
             self._flush.zero_()
             start.record()
             launch()
             end.record()
         clock = self._sm_clock_mhz()
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in zip(starts, ends)], clock
+        return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], clock
+
+
+def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:
+    """A call of SDPA on the problem's inputs, with whatever backend is chosen when it is called."""
+
+    def launch() -> None:
+        q, k, v = inputs.q, inputs.k, inputs.v
+        gqa = problem.H != problem.H_kv
+        F.scaled_dot_product_attention(q, k, v, is_causal=problem.causal, enable_gqa=gqa)
+
+    return launch
 
 
 def time_sdpa(timer: Timer, problem: Problem, inputs: Inputs) -> list[SdpaTiming]:
     """Each forced SDPA backend on the problem's own inputs; a refusal is a reason, not a time."""
-    return [_time_backend(timer, name, problem, inputs) for name in _SDPA_BACKENDS]
+    launch = sdpa_launch(problem, inputs)
+    return [_time_backend(timer, name, launch) for name in _SDPA_BACKENDS]
 
 
-def _time_backend(timer: Timer, name: str, problem: Problem, inputs: Inputs) -> SdpaTiming:
-    def launch() -> None:
-        F.scaled_dot_product_attention(
-            inputs.q,
-            inputs.k,
-            inputs.v,
-            is_causal=problem.causal,
-            enable_gqa=problem.H != problem.H_kv,
-        )
-
-    with sdpa_kernel([_SDPA_BACKENDS[name]]):
+def _time_backend(timer: Timer, name: str, launch: Callable[[], None]) -> SdpaTiming:
+    with warnings.catch_warnings(record=True) as said, sdpa_kernel([_SDPA_BACKENDS[name]]):
+        warnings.simplefilter("always")  # torch warns why a backend refuses, then raises
         try:
             launch()
             torch.cuda.synchronize()
         except RuntimeError as error:
-            if not _is_refusal(error):
+            if "No available kernel" not in str(error):
                 raise
-            return SdpaTiming(name, None, str(error).strip().splitlines()[0])
+            why = [str(w.message).split(" (Triggered")[0] for w in said]
+            return SdpaTiming(name, None, "; ".join([str(error).splitlines()[0], *why])[:300])
         return SdpaTiming(name, timer.time(launch).ms, None)
-
-
-def _is_refusal(error: RuntimeError) -> bool:
-    """torch's answer when a forced backend does not take the inputs."""
-    text = str(error)
-    return "No available kernel" in text or "cuDNN" in text or "not support" in text

@@ -23,7 +23,7 @@ from flashtune.errors import FlashtuneError
 from flashtune.kernels import Kernel, load_kernel
 from flashtune.kernels.launch import forward
 from flashtune.records import Check, Config, Problem, SdpaTiming, Status, Timing
-from flashtune.timing import Timer, time_sdpa
+from flashtune.timing import Timer, sdpa_launch, time_sdpa
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class GpuWorker:
                 "Choose a smaller --B, --H or --N.",
             ) from error
         self._open = _Open(problem, inputs, refs, o, lse)
-        self._timer.warm_clocks()
+        self._timer.warm_clocks(sdpa_launch(problem, inputs))
         return time_sdpa(self._timer, problem, inputs)
 
     def measure(self, config: Config) -> Outcome:

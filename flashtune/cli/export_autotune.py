@@ -40,7 +40,7 @@ def command(
 
       flashtune export-autotune configs.py
 
-      flashtune export-autotune configs.py --from sweeps --param-names Q_TILE_SIZE=BLOCK_M,K_TILE_SIZE=BLOCK_N
+      flashtune export-autotune configs.py --from sweeps --param-names Q_TILE_SIZE=BLOCK_M
     """
     from flashtune import export
     from flashtune.cli.render import warn

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def _out() -> Console:
-    return Console(highlight=False)
+    # Into a pipe or a file there is no width to keep to, and a cut table is a lost result.
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
 
 
 def _err() -> Console:
@@ -79,29 +81,30 @@ def print_budgets(
 ) -> None:
     """One config explained line by line, or several as a table."""
     out = _out()
-    head = f"{kernel.name} on {gpu.title} (sm_{gpu.cc_number}), Triton {triton[0]}.{triton[1]}, {problem}"
-    out.print(escape(head), soft_wrap=True)
+    target = f"{gpu.title} (sm_{gpu.cc_number}), Triton {triton[0]}.{triton[1]}"
+    out.print(escape(f"{kernel.name} on {target}, {problem}"), soft_wrap=True)
     if len(lines) == 1:
         _print_one_budget(out, gpu, lines[0])
         return
     measured = any(line.compiled for line in lines)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("config", "shared", "accumulators", "repeats", "blocks/SM", "binds", "waves"):
-        table.add_column(name, justify="left" if name in ("config", "binds") else "right")
+    for name in ("config", "shared", "accum.", "repeats", "blocks", "held by", "waves"):
+        left = name in ("config", "held by")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     if measured:
-        for name in ("compiled shared", "regs", "spills"):
-            table.add_column(name, justify="right")
-    table.add_column("verdict", overflow="fold")
+        for name in ("compiled", "regs", "spills"):
+            table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for line in lines:
         budget, blocks = line.budget, line.blocks_per_sm(gpu)
         waves = budget.waves(blocks)
         cells = [
             str(budget.config),
-            "asks the compiler" if budget.shared is None else f"{budget.shared:,}",
+            "not modelled" if budget.shared is None else f"{budget.shared:,}",
             f"{budget.accumulators:g}/{budget.register_cap}",
             f"{budget.repeats:g}",
             _text(blocks),
-            ", ".join(line.binds(gpu)) if blocks else "-",
+            ", ".join(line.binds(gpu)).replace(" memory", "") if blocks else "-",
             "-" if waves is None else f"{waves:.2f}",
         ]
         if measured:
@@ -109,6 +112,9 @@ def print_budgets(
             cells += [_text(c and c.shared), _text(c and c.regs), _text(c and c.spills)]
         table.add_row(*map(escape, cells), escape(_verdict_word(line)))
     out.print(table)
+    out.print(
+        "shared, compiled: bytes a block. accum.: registers a thread for S and O, of the cap."
+    )
     for line in lines:
         if not line.verdict.kept:
             out.print(escape(f"{line.budget.config}: {line.verdict.reason}"), soft_wrap=True)
@@ -220,8 +226,11 @@ def print_sweep(result: SweepResult, recommendation: Recommendation | None) -> N
     out.print(escape(f"{provenance.kernel} on {provenance.gpu}, {versions}"), soft_wrap=True)
     if provenance.measured:
         out.print(_winners_table(result))
+        out.print("flash, cuDNN: our speed as a share of SDPA's with that backend, same run.")
     else:
-        out.print("[bold]Nothing was measured: there is no GPU here.[/bold] In the order of promise:")
+        out.print(
+            "[bold]Nothing was measured: there is no GPU here.[/bold] In the order of promise:"
+        )
         out.print(_compiled_table(result))
     counts = ", ".join(f"{count:,} {status}" for status, count in sorted(result.counts().items()))
     out.print(escape(f"{sum(result.counts().values()):,} rows: {counts}"), soft_wrap=True)
@@ -235,7 +244,7 @@ def print_sweep(result: SweepResult, recommendation: Recommendation | None) -> N
 
 def _winners_table(result: SweepResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = ("N", "mask", "best config", "ms", "95%", "TFLOP/s", "of flash", "of cuDNN",
+    names = ("N", "mask", "best config", "ms", "95%", "TFLOP/s", "flash", "cuDNN",
              "regs", "spills")  # fmt: skip
     for name in names:
         left = name in ("mask", "best config")
@@ -244,10 +253,13 @@ def _winners_table(result: SweepResult) -> Table:
         row = winner(result, problem)
         length = f"{problem.N}" if problem.N == problem.N_k else f"{problem.N}x{problem.N_k}"
         mask = "causal" if problem.causal else "full"
-        if row is None or row.ms is None:
+        if row is None or row.ms is None or row.tflops is None:
             table.add_row(length, mask, "nothing valid", *["-"] * 7)
             continue
-        interval = "-" if row.ms_lo is None else f"{row.ms_lo:.4f}-{row.ms_hi:.4f}"
+        half = (
+            None if row.ms_lo is None or row.ms_hi is None else (row.ms_hi - row.ms_lo) / 2 / row.ms
+        )
+        interval = "-" if half is None else f"±{half:.1%}"
         shares = sdpa_shares(result, row)
         table.add_row(
             length, mask, str(row.config), f"{row.ms:.4f}", interval, f"{row.tflops:.1f}",

@@ -88,8 +88,8 @@ def _kernel_from_file(path: Path) -> Kernel:
         if isinstance(node, ast.FunctionDef) and node.name == "flash_fwd_kernel":
             defines_kernel = True
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            if any(isinstance(t, ast.Name) and t.id == "BASED_ON" for t in node.targets):
-                based_on = node.value.value
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            based_on = node.value.value if "BASED_ON" in names else based_on
     if not defines_kernel:
         raise FlashtuneError(
             f"--kernel {path}: defines no function flash_fwd_kernel",

@@ -55,12 +55,13 @@ class AbsentTensor:
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def absent_tensors(problem: Problem) -> tuple[AbsentTensor, ...]:
-    """Q, K, V, O of the problem in its dtype and L in fp32, all absent."""
+def absent_arguments(problem: Problem) -> dict[str, Any]:
+    """What a launch of the problem passes, with Q, K, V, O (its dtype) and L (fp32) absent."""
     dtype = DTYPE_NAMES[problem.dtype]
     q = AbsentTensor((problem.B, problem.H, problem.N, problem.D), dtype)
     kv = AbsentTensor((problem.B, problem.H_kv, problem.N_k, problem.D), dtype)
-    return q, kv, kv, q, AbsentTensor((problem.B, problem.H, problem.N), "float32")
+    lse = AbsentTensor((problem.B, problem.H, problem.N), "float32")
+    return arguments(q, kv, kv, q, lse, problem.causal)
 
 
 def arguments(
@@ -73,19 +74,19 @@ def arguments(
             raise ValueError(f"{name} has last stride {tensor.stride()[-1]}; the kernels need 1")
     (_, H, N, D), (_, H_kv, N_k, _) = q.shape, k.shape
     # An axis of size 1 is never stepped along, and its stride may be anything: it counts as 0.
-    strides = {
-        name: stride if size > 1 else 0
-        for name, size, stride in [
-            *zip(("stride_qb", "stride_qh", "stride_qq"), q.shape, q.stride()),
-            *zip(("stride_kb", "stride_kh", "stride_kk"), k.shape, k.stride()),
-            *zip(("stride_vb", "stride_vh", "stride_vk"), v.shape, v.stride()),
-            *zip(("stride_ob", "stride_oh", "stride_oq"), o.shape, o.stride()),
-        ]
-    }
+    strides = {}
+    for letter, axes, tensor in (
+        ("q", "bhq", q),
+        ("k", "bhk", k),
+        ("v", "bhk", v),
+        ("o", "bhq", o),
+    ):
+        for axis, size, stride in zip(axes, tensor.shape, tensor.stride(), strict=False):
+            strides[f"stride_{letter}{axis}"] = stride if size > 1 else 0
     # Triton finds multiples of 16 by itself; only where that fails does it need to be told.
     multiple_of = {n for n in (8, 16) if all(stride % n == 0 for stride in strides.values())}
     needs_hint = multiple_of == {8}
-    last_row = max(N, N_k) + 256  # a tile may reach past the tensor, by less than the largest tile
+    last_row = max(N, N_k) + 512  # a tile may reach past the tensor, by less than the largest tile
     wide = max(strides[f"stride_{axis}"] for axis in ("qq", "kk", "vk", "oq")) * last_row >= 2**31
     return {
         "Q_ptr": q, "K_ptr": k, "V_ptr": v, "O_ptr": o, "L_ptr": lse,

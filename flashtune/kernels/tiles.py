@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 
-
 @triton.jit
 def aligned(stride, STRIDES_OF_8: tl.constexpr):
     # Triton believes an integer divisible only when it is a multiple of 16, which rows of D = 40 or
