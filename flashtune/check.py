@@ -15,6 +15,9 @@ from flashtune.records import Check, Problem
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOLERANCE = {"bf16": 2e-2, "fp16": 1e-2, "fp32": 1e-2}
 """Absolute and relative, the articles'. fp32 is loose because tl.dot runs it as TF32."""
+LSE_TOLERANCE = 5e-3
+"""Absolute. Tighter than the articles', since L is fp32 whatever the inputs are: keys that should
+not vote, 3 in 1,000, show in L even where fp32's loose tolerance would let them pass in O."""
 SDPA_ERROR_FACTOR = 2.0
 """In 16 bits, our error against the fp32 reference may be at most this many times SDPA's own."""
 _CHUNK_BYTES = 1 << 30
@@ -73,8 +76,8 @@ def check(refs: References, o: torch.Tensor, lse: torch.Tensor) -> Check:
     tolerance = TOLERANCE[refs.problem.dtype]
     max_err, where = _largest((o.float() - refs.o_fp32).abs())
     lse_err, lse_where = _largest((lse - refs.lse).abs())
-    o_excess, o_where = _largest(_excess(o.float(), refs.o_sdpa.float(), tolerance))
-    lse_excess, _ = _largest(_excess(lse, refs.lse, tolerance))
+    sdpa = refs.o_sdpa.float()
+    o_excess, o_where = _largest((o.float() - sdpa).abs() - tolerance * (1 + sdpa.abs()))
     allowed = SDPA_ERROR_FACTOR * refs.sdpa_abs_err
     reason = None
     if max_err is None:
@@ -83,19 +86,14 @@ def check(refs: References, o: torch.Tensor, lse: torch.Tensor) -> Check:
         reason = f"L is not finite at {lse_where}"
     elif o_excess is None or o_excess > 0:
         reason = f"O is off SDPA's by more than {tolerance:g} at {o_where}, max error {max_err:.3g}"
-    elif lse_excess is None or lse_excess > 0:
-        reason = f"L is off logsumexp by {lse_err:.3g} at {lse_where}, tolerance {tolerance:g}"
     elif refs.problem.dtype != "fp32" and max_err > allowed:
         reason = (
             f"O's error {max_err:.3g} at {where} is over {SDPA_ERROR_FACTOR:g} times SDPA's own"
             f" {refs.sdpa_abs_err:.3g} against an fp32 reference"
         )
+    elif lse_err > LSE_TOLERANCE:
+        reason = f"L is off logsumexp by {lse_err:.3g} at {lse_where}, over {LSE_TOLERANCE:g}"
     return Check(reason is None, reason, max_err, refs.sdpa_abs_err, lse_err)
-
-
-def _excess(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """How far beyond atol + rtol * |theirs| each element is; positive is too far."""
-    return (ours - theirs).abs() - (tolerance + tolerance * theirs.abs())
 
 
 def _largest(values: torch.Tensor) -> tuple[float | None, str]:

@@ -256,13 +256,25 @@ def _classified(config: Config, error: BaseException, scratch: Path) -> Compiled
         reason = _telling_line(str(error)) or _one_line(error)
         return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
     if isinstance(error, CompilationError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return Compiled(config, failure=Status.COMPILE_FAILED, reason=f"triton: {lines[-1]}")
+        reason = f"triton: {_front_end_line(error)}"
+        return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
     if isinstance(error, RuntimeError) and "PassManager" in str(error):
         said = _telling_line((scratch / "output").read_text(errors="replace"))
         reason = f"triton: {said or _one_line(error)}"
         return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
     return Compiled(config, failure=Status.CRASHED, reason=f"unknown failure: {_one_line(error)}")
+
+
+def _front_end_line(error: BaseException) -> str:
+    """What Triton's front end refused, without the excerpts of source it wraps that in."""
+    from triton.compiler.errors import CompilationError
+
+    while error.__cause__ is not None:  # one level for each call of a device function
+        error = error.__cause__
+    if not isinstance(error, CompilationError):
+        return _one_line(error)
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in reversed(lines) if line.strip("^")), "refused")[:300]
 
 
 def _telling_line(text: str) -> str | None:

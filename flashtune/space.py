@@ -25,7 +25,7 @@ _POWERS = {"q_tile": (16, 512), "k_tile": (16, 512), "num_warps": (1, 32)}
 def parse_config(text: str) -> Config:
     """``64x32x4x3`` -> Config. Raises FlashtuneError naming the axis and its allowed values."""
     parts = re.split("x", text.strip().lower())
-    if len(parts) != 4 or not all(re.fullmatch(r"[0-9]+", part) for part in parts):
+    if len(parts) != 4 or not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
         raise FlashtuneError(
             f"config {text!r}: not of the form q_tile x k_tile x warps x stages",
             "Write four whole numbers with an x between, as 64x32x4x3.",

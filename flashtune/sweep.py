@@ -163,8 +163,9 @@ class _Sweep:
     def compile_only(self) -> None:
         """No GPU: compile for the target, check the arithmetic in the interpreter, time nothing."""
         self.store.note(NOT_MEASURED)
-        wrong = self._interpret()
-        for plan, config, compiled in self._compile(self._todo()):
+        todo = self._todo()
+        wrong = self._interpret() if todo else {}
+        for plan, config, compiled in self._compile(todo):
             if compiled.failure is not None:
                 row = self._row(plan, config, compiled.failure, compiled.reason, compiled)
             elif (reason := wrong.get(plan.problem)) is not None:

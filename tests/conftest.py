@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +43,40 @@ def stop_compile_pool() -> None:
     from joblib.externals.loky import get_reusable_executor
 
     get_reusable_executor(max_workers=1).shutdown(wait=True, kill_workers=True)
+
+
+def once(factory: pytest.TempPathFactory, name: str, produce: Callable[[Path], Any]) -> Any:
+    """What ``produce(folder)`` returns, asked once in a run, however many workers pytest-xdist has.
+
+    For what many tests look at and what takes long to make.
+    """
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # the workers' own folders lie side by side in it
+    folder = base / name
+    folder.mkdir(exist_ok=True)
+    result = folder / "result.pickle"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            made = pickle.dumps(produce(folder))
+            result.write_bytes(made)
+        return pickle.loads(result.read_bytes())
+
+
+def processes_with(marker: str) -> list[int]:
+    """Ids of the living processes whose environment or command line holds ``marker``, but ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            said = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+        except OSError:  # gone, or another user's
+            continue
+        if marker.encode() in said:
+            found.append(int(entry.name))
+    return found
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import interpreter_cases
 import pytest
 from attention_cases import LAYOUTS, Case, Outcome, run_case
-from conftest import subprocess_env
+from conftest import once, subprocess_env
 from interpreter_cases import KERNELS
 
 HERE = Path(__file__).resolve().parent
@@ -36,8 +36,13 @@ def assert_right(outcome: Outcome, tolerance: float, dtype: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, Any]]:
-    """Outcomes of all interpreter cases by name, from two processes that share them."""
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Outcomes of all interpreter cases by name."""
+    return once(tmp_path_factory, "interpreted", run_interpreter_cases)
+
+
+def run_interpreter_cases(_: Path) -> dict[str, dict[str, Any]]:
+    """In two processes that share them."""
     command = [sys.executable, str(HERE / "interpreter_cases.py")]
     env = subprocess_env(TRITON_INTERPRET="1")
     halves = [

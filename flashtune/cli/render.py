@@ -30,14 +30,19 @@ if TYPE_CHECKING:
     from flashtune.sweep import Event, SweepResult
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # the guard's to answer; rich would exit with 1, which is a "no"
+
+
 def _out() -> Console:
     # Into a pipe or a file there is no width to keep to, and a cut table is a lost result.
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(highlight=False, width=200)
 
 
 def _err() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _Console(stderr=True, highlight=False)
 
 
 def write_json(document: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from flashtune.kernels import DEFAULT_KERNEL
 from flashtune.records import Recommendation, Status
 
 if TYPE_CHECKING:
+    from flashtune.plan import ProblemPlan
     from flashtune.sweep import SweepRequest, SweepResult
 
 
@@ -87,7 +88,7 @@ def command(
 
       flashtune sweep --gpu rtx-4090 --D 128 --dry-run
     """
-    from flashtune.cli.render import print_plan
+    from flashtune.cli.render import print_plan, write_json
     from flashtune.gpu import target_gpu
     from flashtune.kernels import find_kernel
     from flashtune.plan import TOP_WITHOUT_GPU, plan_problem
@@ -106,6 +107,9 @@ def command(
         plan_problem(p, configs, card, chosen, version, exhaustive=exhaustive, top=top)
         for p in asked
     ]
+    if dry_run and as_json:
+        write_json({"schema_version": 1, "problems": [_plan_as_json(plan) for plan in plans]})
+        return
     if dry_run:
         print_plan(plans, len(configs))
         return
@@ -150,6 +154,17 @@ def _run(request: SweepRequest, as_json: bool, quiet: bool, verbose: bool) -> No
         warn("No config is valid, so there is nothing to recommend.")
     if unknown or recommendation is None:
         raise typer.Exit(NO)
+
+
+def _plan_as_json(plan: ProblemPlan) -> dict[str, Any]:
+    return {
+        "problem": asdict(plan.problem),
+        "tried": [str(config) for config in plan.tried],
+        "ranked": [str(config) for config in plan.ranked],
+        "pruned": [
+            {"config": str(config), **asdict(verdict)} for config, verdict in plan.pruned.items()
+        ],
+    }
 
 
 def _as_json(

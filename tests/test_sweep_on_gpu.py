@@ -1,0 +1,159 @@
+"""The whole job on a card: timed rows, faults that never win, a sweep that is killed and goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+from conftest import subprocess_env
+from planted_faults import FAULTS, PlantedFault
+
+from flashtune.kernels import DEFAULT_KERNEL, KERNELS, load_kernel
+from flashtune.store import find, read
+
+pytestmark = pytest.mark.gpu
+
+SPACE = 'configs = ["64x64x4x3", "64x32x4x2", "128x64x8x3", "64x64x4x2"]\n'
+
+
+def sweep(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "space.toml").write_text(SPACE)
+    return subprocess.run(
+        [sys.executable, "-m", "flashtune", "sweep", "--space", "space.toml", *options],
+        cwd=folder,
+        env=subprocess_env(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def results(folder: Path) -> pd.DataFrame:
+    (path,) = (folder / "sweeps").glob("*.parquet")
+    return pd.read_parquet(path)
+
+
+def test_every_config_is_checked_and_timed(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "--N", "256,1000", "--both", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["measured"]
+    frame = results(tmp_path)
+    assert len(frame) == 16 and set(frame.status) == {"timed"}
+    assert (frame.ms > 0).all() and (frame.ms_lo <= frame.ms).all()
+    assert (frame.ms <= frame.ms_hi).all()
+    assert (frame.samples_ms.str.len() >= 10).all()
+    assert (frame.max_abs_err <= 2 * frame.sdpa_abs_err).all()
+    assert (frame.shared == frame.shared_predicted).all()
+    backends = {timing["backend"] for shape in document["problems"] for timing in shape["sdpa"]}
+    assert backends == {"flash", "cudnn"}
+    assert all(t["ms"] > 0 for shape in document["problems"] for t in shape["sdpa"])
+
+    again = sweep(tmp_path, "--N", "256,1000", "--both", "--json")
+    assert again.returncode == 0, again.stderr
+    pd.testing.assert_frame_equal(results(tmp_path), frame)  # nothing was timed twice
+
+
+def test_a_backend_that_refuses_is_null_with_its_reason(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "--N", "256", "--dtype", "fp32", "--json")
+    assert done.returncode == 0, done.stderr
+    (shape,) = json.loads(done.stdout)["problems"]
+    flash = next(timing for timing in shape["sdpa"] if timing["backend"] == "flash")
+    assert flash["ms"] is None and flash["reason"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_never_wins(fault: PlantedFault, tmp_path: Path) -> None:
+    kernel = fault.write(tmp_path)
+    done = sweep(tmp_path, "--kernel", kernel.name, "--N", "1000", "--N-k", "1001", "--both")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (path,) = (tmp_path / "sweeps").glob("*.parquet")
+    rows = read(path).rows
+    assert {str(row.status) for row in rows if row.causal or not fault.causal_only} == {fault.status}
+    assert all(row.reason for row in rows if row.status == fault.status)
+
+
+def test_a_killed_sweep_goes_on_and_times_nothing_twice(tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text(SPACE)
+    command = [sys.executable, "-m", "flashtune", "sweep", "--space", "space.toml",
+               "--N", "512,1024,2048,4096", "--both"]  # fmt: skip
+    running = subprocess.Popen(
+        command, cwd=tmp_path, env=subprocess_env(), stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr is not None
+    for line in running.stderr:  # kill it when it is well into the timing
+        if line.startswith("timing") and "N=2048" in line:
+            break
+    time.sleep(0.3)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    (path,) = find(tmp_path / "sweeps")
+    kept = {(row.problem, row.config): row for row in read(path).rows}
+    assert kept, "a second of work at most may be lost, and this ran for several"
+    done = subprocess.run(command, cwd=tmp_path, env=subprocess_env(), capture_output=True)
+    assert done.returncode == 0
+    rows = {(row.problem, row.config): row for row in read(path).rows}
+    assert len(rows) == 32 and {str(row.status) for row in rows.values()} == {"timed"}
+    assert all(rows[key] == row for key, row in kept.items())
+
+
+def test_an_illegal_access_is_a_row_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    source = KERNELS[DEFAULT_KERNEL].path.read_text()
+    anchor = "    q_rows = q_start + tl.arange(0, Q_TILE_SIZE)\n"
+    assert anchor in source
+    # Only one config of the space reads far beyond its tensor.
+    fault = "    if Q_TILE_SIZE == 128:\n        Q_base += 1 << 40\n"
+    text = f'BASED_ON = "{DEFAULT_KERNEL}"\n' + source.replace(anchor, fault + anchor)
+    (tmp_path / "stray.py").write_text(text)
+    first = sweep(tmp_path, "--kernel", "stray.py", "--N", "512")
+    assert first.returncode == 2 and "128x64x8x3" in first.stderr
+    second = sweep(tmp_path, "--kernel", "stray.py", "--N", "512")
+    assert second.returncode == 1, second.stderr  # done, but one row is a crash nobody explained
+    frame = results(tmp_path)
+    crashed = frame[frame.status == "crashed"]
+    assert len(crashed) == 1 and crashed.iloc[0].q_tile == 128
+    assert (frame[frame.q_tile != 128].status == "timed").all()
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("exported", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_autotune_takes_the_exported_list(tmp_path: Path) -> None:
+    import torch
+    import torch.nn.functional as F
+    import triton
+
+    from flashtune.kernels.launch import arguments
+
+    assert sweep(tmp_path, "--N", "512,4096", "--both").returncode == 0
+    command = [sys.executable, "-m", "flashtune", "export-autotune", "configs.py"]
+    subprocess.run(command, cwd=tmp_path, env=subprocess_env(), check=True)
+    exported = load(tmp_path / "configs.py")
+    tuned = triton.autotune(configs=exported.AUTOTUNE_CONFIGS, key=exported.AUTOTUNE_KEY)(
+        load_kernel(KERNELS[DEFAULT_KERNEL]).flash_fwd_kernel
+    )
+    for dtype, D, tolerance in ((torch.bfloat16, 64, 2e-2), (torch.float32, 128, 1e-2)):
+        for N in (512, 1000, 2048):
+            for causal in (False, True):
+                q, k, v = torch.randn(3, 2, 4, N, D, device="cuda", dtype=dtype)
+                o = torch.full_like(q, torch.nan)
+                lse = torch.full((2, 4, N), torch.nan, device="cuda")
+                tuned[lambda meta, N=N: (8, triton.cdiv(N, meta["Q_TILE_SIZE"]))](
+                    **arguments(q, k, v, o, lse, causal)
+                )
+                expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                torch.testing.assert_close(o, expected, atol=tolerance, rtol=tolerance)
