@@ -84,12 +84,13 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
 
     waiting = list(jobs)
     executor = None
+    scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
             executor = get_reusable_executor(
                 max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
             )
-            futures = {executor.submit(compile_one, job): job for job in waiting}
+            futures = {executor.submit(compile_one, job, scratch): job for job in waiting}
             lost: list[CompileJob] = []
             for future in as_completed(futures):
                 try:
@@ -109,21 +110,29 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=True)
         raise
+    finally:  # here and not in the workers, which may be killed at any moment
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def compile_one(job: CompileJob) -> Compiled:
-    """Compile in a forked child with a time limit. Runs in a worker, which never holds CUDA."""
+def compile_one(job: CompileJob, scratch: Path) -> Compiled:
+    """Compile in a forked child with a time limit. Runs in a worker, which never holds CUDA.
+
+    The child's own temporary files go into a folder of their own in ``scratch``.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     try:
         _prepare_worker(job.kernel, job.cc)
     except Exception as error:  # the kernel's own module may raise anything
         return Compiled(job.config, failure=Status.CRASHED, reason=_one_line(error))
-    scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
+    scratch = Path(tempfile.mkdtemp(dir=scratch))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        _compile_and_exit(job, scratch, writer)
+        try:
+            os.close(reader)
+            _compile_and_exit(job, scratch, writer)
+        finally:
+            os._exit(1)  # an error (disk full) must not return into a second copy of the worker
     os.close(writer)
     try:
         return _await_child(job, child, reader, scratch)
@@ -222,12 +231,18 @@ def _compile(job: CompileJob) -> Compiled:
 
 def _await_child(job: CompileJob, child: int, reader: int, scratch: Path) -> Compiled:
     deadline = time.monotonic() + job.timeout_s
+    run = os.getppid()
     received = b""
     while True:
-        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        ready, _, _ = select.select([reader], [], [], min(1.0, max(0.0, left)))
+        if not ready and os.getppid() != run:  # the whole run was killed: nobody waits for this
+            _kill_group(child)
+            os._exit(1)
+        if not ready and left > 0:
+            continue
         if not ready:
-            with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+            _kill_group(child)
             os.waitpid(child, 0)
             reason = f"compiling took over {job.timeout_s:g} s and was stopped"
             return Compiled(job.config, failure=Status.TIMEOUT, reason=reason)
@@ -242,9 +257,21 @@ def _await_child(job: CompileJob, child: int, reader: int, scratch: Path) -> Com
         return result
     code = os.waitstatus_to_exitcode(wait_status)
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    said = _telling_line((scratch / "output").read_text(errors="replace"))
+    said = _telling_line(_output(scratch))
     reason = f"the compiler died ({how})" + (f": {said}" if said else "")
     return Compiled(job.config, failure=Status.COMPILE_FAILED, reason=reason)
+
+
+def _kill_group(child: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+
+
+def _output(scratch: Path) -> str:
+    """What the child wrote; nothing when it did not get as far as opening the file."""
+    with suppress(FileNotFoundError):
+        return (scratch / "output").read_text(errors="replace")
+    return ""
 
 
 def _classified(config: Config, error: BaseException, scratch: Path) -> Compiled:
@@ -259,7 +286,7 @@ def _classified(config: Config, error: BaseException, scratch: Path) -> Compiled
         reason = f"triton: {_front_end_line(error)}"
         return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
     if isinstance(error, RuntimeError) and "PassManager" in str(error):
-        said = _telling_line((scratch / "output").read_text(errors="replace"))
+        said = _telling_line(_output(scratch))
         reason = f"triton: {said or _one_line(error)}"
         return Compiled(config, failure=Status.COMPILE_FAILED, reason=reason)
     return Compiled(config, failure=Status.CRASHED, reason=f"unknown failure: {_one_line(error)}")
@@ -292,8 +319,12 @@ def _one_line(error: BaseException) -> str:
 
 
 def _die_with_parent() -> None:
-    """Linux: be killed when the worker dies, so that kill -9 leaves no compiler behind."""
+    """Linux: when the worker dies, even by kill -9, end with all that this child started.
+
+    A signal that kills outright would leave ptxas running, so this one is caught.
+    """
     import ctypes
 
     PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -29,7 +29,7 @@ def provenance(spec: GpuSpec, kernel: str, kernel_hash: str) -> Provenance:
         measured=spec.present,
         driver=spec.driver,
         torch=version("torch"),
-        triton=_triton_version(),
+        triton=usable_triton(),
         cuda=spec.cuda,
         python=platform.python_version(),
         kernel=kernel,
@@ -49,7 +49,7 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def _triton_version() -> str:
+def usable_triton() -> str:
     """The installed Triton's version. Raises FlashtuneError when there is none or it is too old."""
     found = version("triton")
     if found is None:

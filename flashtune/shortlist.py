@@ -7,6 +7,7 @@ and gives unmeasured rows the order in which they were to be tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,12 +62,17 @@ def list_path(results: Path) -> Path:
 def write_list(results: Path, file: SweepFile) -> tuple[Recommendation, Path] | None:
     """Recommend from one results file and write the list beside it; None: no config is usable.
 
-    The list is made from the results anew each time, so an older one is replaced.
+    The list is made from the results anew each time: an older one is replaced, or removed where
+    nothing is left to recommend.
     """
     usable = Status.TIMED if file.provenance.measured else Status.COMPILED
-    if not any(row.status is usable for row in file.rows):
+    recommendation = None
+    if any(row.status is usable for row in file.rows):
+        with suppress(FlashtuneError):  # no config is right on every shape
+            recommendation = recommend_for([file])
+    if recommendation is None:
+        list_path(results).unlink(missing_ok=True)
         return None
-    recommendation = recommend_for([file])
     text = python_module(recommendation, provenance=file.provenance, runs=file.runs, param_names={})
     write_new(list_path(results), text, force=True)
     return recommendation, list_path(results)

@@ -17,15 +17,17 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashtune.check import Inputs
+from flashtune.errors import FlashtuneError
 from flashtune.records import Problem, SdpaTiming, Timing
 from flashtune.stats import median, median_interval
 
 WARM_UP_SECONDS = 1.0
 """The articles' finding: clocks settle only after some tenths of a second of unbroken work."""
-MIN_SAMPLES, MAX_SAMPLES = 10, 100
-SAMPLE_MS = 40.0
+MIN_SAMPLES, MAX_SAMPLES = 10, 60
+SAMPLE_MS = 30.0
 """Aim for this much time inside the kernel a measurement, within the bounds above."""
-_LEAD_IN = 5  # launches before the first sample
+_LEAD_IN = 3  # launches before the first sample
+_MOST_FLUSHES = 64
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
 _SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -39,6 +41,7 @@ class Timer:
     def __init__(self, sm_clock_mhz: Callable[[], int | None]) -> None:
         """``sm_clock_mhz`` reads the SM clock; it is called while the GPU is busy."""
         self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        self._flushes = 1  # buffers zeroed before a launch; more where the host is slow
         self._sm_clock_mhz = sm_clock_mhz
 
     def warm_clocks(self, launch: Callable[[], None], seconds: float = WARM_UP_SECONDS) -> None:
@@ -52,7 +55,7 @@ class Timer:
             self._samples(launch, _LEAD_IN)
 
     def time(self, launch: Callable[[], None]) -> Timing:
-        """Median of 10 to 100 samples of ``launch`` in ms, each with a cold L2.
+        """Median of 10 to 60 samples of ``launch`` in ms, each with a cold L2.
 
         Raises whatever ``launch`` or the GPU raises.
         """
@@ -71,21 +74,44 @@ class Timer:
         )
 
     def _samples(self, launch: Callable[[], None], count: int) -> tuple[list[float], int | None]:
-        starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-        # Zeroing takes longer than a launch costs the host, so launches queue up behind it and the
-        # host's own time is not in the samples, but for the first few: these are not recorded.
-        for _ in range(_LEAD_IN):
-            self._flush.zero_()
-            launch()
-        for start, end in zip(starts, ends, strict=True):
-            self._flush.zero_()
+        """``count`` samples in ms that hold nothing of the host's time, and the SM clock meanwhile.
+
+        Raises FlashtuneError when the host is too slow to keep ahead of the GPU.
+        """
+        while self._flushes <= _MOST_FLUSHES:
+            samples, clock = self._clean_samples(launch, count)
+            if len(samples) == count:
+                return samples, clock
+            self._flushes *= 2
+        raise FlashtuneError(
+            f"The host cannot queue a launch in the time of {_MOST_FLUSHES} cache flushes.",
+            "Stop what else is running on this machine and run the same command again.",
+        )
+
+    def _clean_samples(
+        self, launch: Callable[[], None], count: int
+    ) -> tuple[list[float], int | None]:
+        """Up to ``count`` samples from at most twice as many launches.
+
+        A sample is clean when its launch was queued before the GPU had finished flushing, which
+        the start event tells: were it already complete, the GPU would have waited for the host,
+        and the host's time (30 to 60 us a Triton launch) would be in the sample.
+        """
+        events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        for attempt in range(_LEAD_IN + 2 * count):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for _ in range(self._flushes):
+                self._flush.zero_()
             start.record()
             launch()
             end.record()
+            if attempt >= _LEAD_IN and not start.query():
+                events.append((start, end))
+            if len(events) == count:
+                break
         clock = self._sm_clock_mhz()
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], clock
+        return [start.elapsed_time(end) for start, end in events], clock
 
 
 def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:

@@ -40,14 +40,14 @@ class CommandLine:
 
     def run(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run to the end. ``env`` adds variables; other options are subprocess.run's."""
-        command, options = self._prepared(args, options)
+        command, options = self.prepared(args, options)
         options.setdefault("timeout", 300)
         options.setdefault("stdout", subprocess.PIPE)
         return subprocess.run(command, stderr=subprocess.PIPE, text=True, **options)
 
     def start(self, *args: str, **options: Any) -> Running:
         """Start in a session of its own, as a terminal would; a signal then reaches all of it."""
-        command, options = self._prepared(args, options)
+        command, options = self.prepared(args, options)
         log = self.folder / f"stderr-{uuid.uuid4().hex[:8]}"
         with log.open("w") as stderr:
             process = subprocess.Popen(
@@ -59,7 +59,7 @@ class CommandLine:
             )
         return Running(process, log)
 
-    def _prepared(
+    def prepared(
         self, args: tuple[str, ...], options: dict[str, Any]
     ) -> tuple[list[str], dict[str, Any]]:
         env = subprocess_env(TRITON_CACHE_DIR=str(self.cache), FLASHTUNE_TEST_MARK=self.mark)

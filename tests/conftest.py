@@ -45,15 +45,20 @@ def stop_compile_pool() -> None:
     get_reusable_executor(max_workers=1).shutdown(wait=True, kill_workers=True)
 
 
+def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Where ``once`` keeps what it calls ``name``."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # the workers' own folders lie side by side in it
+    return base / name
+
+
 def once(factory: pytest.TempPathFactory, name: str, produce: Callable[[Path], Any]) -> Any:
     """What ``produce(folder)`` returns, asked once in a run, however many workers pytest-xdist has.
 
     For what many tests look at and what takes long to make.
     """
-    base = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # the workers' own folders lie side by side in it
-    folder = base / name
+    folder = shared_folder(factory, name)
     folder.mkdir(exist_ok=True)
     result = folder / "result.pickle"
     with (folder / "lock").open("w") as lock:

@@ -49,7 +49,7 @@ def _article() -> list[Case]:
 
 def _head_dimensions() -> list[Case]:
     return [
-        Case(kernel, 1, 2, 2, 70, 45, d, True, dtype, "32x16x4x2")
+        Case(kernel, 1, 1, 1, 70, 45, d, True, dtype, "32x16x4x2")
         for kernel in KERNELS
         for d in (8, 16, 24, 40, 72, 80, 96, 136, 192, 248, 256)
         for dtype in DTYPES
@@ -57,21 +57,24 @@ def _head_dimensions() -> list[Case]:
 
 
 def _layouts() -> list[Case]:
-    return [
-        Case(kernel, 2, heads, kv_heads, 20, 40, d, causal, "fp32", "16x32x4x2", layout)
+    plain = [
+        Case(kernel, 2, 2, 2, 20, 40, d, causal, "fp32", "16x32x4x2", layout)
         for kernel in KERNELS
         for layout in ("contiguous", "transposed", "odd_rows", "packed", "three_axes")
-        for d in (40, 64)
-        for causal in (False, True)
-        # The three-axis form has no heads to group.
-        for heads, kv_heads in [(2, 2)] + ([] if layout == "three_axes" else [(2, 1)])
+        for d, causal in ((40, True), (64, False))
     ]
+    grouped = [
+        Case(kernel, 2, 4, 2, 20, 40, 40, True, "fp32", "16x32x4x2", layout)
+        for kernel in KERNELS
+        for layout in ("transposed", "packed")
+    ]
+    return plain + grouped
 
 
 def _edges() -> list[Case]:
     lengths = [(1, 1), (1, 33), (33, 1), (16, 16), (17, 16), (16, 17), (64, 16), (15, 64)]
     return [
-        Case(kernel, 1, 4, 2, n, n_k, 16, causal, "fp32", config)
+        Case(kernel, 1, 2, 1, n, n_k, 16, causal, "fp32", config)
         for kernel in KERNELS
         for n, n_k in lengths
         for causal in (False, True)

@@ -21,7 +21,7 @@ ragged last key tile."""
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """``replacements`` in the kernel's source end every row that the fault touches in ``status``."""
+    """``replacements`` in the kernel's source end every row that they touch in ``status``."""
 
     name: str
     replacements: tuple[tuple[str, str], ...]

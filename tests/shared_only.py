@@ -69,9 +69,7 @@ def main() -> None:
         values = absent_arguments(Problem(**fields))
         jit_function = load_kernel(find_kernel(name)).flash_fwd_kernel
         with contextlib.suppress(Enough):
-            jit_function.warmup(
-                **values, **config_arguments(parse_config(config)), grid=(1,)
-            )
+            jit_function.warmup(**values, **config_arguments(parse_config(config)), grid=(1,))
         answers.append(MODULES.pop().get_int_attr("ttg.shared"))
     json.dump(answers, sys.stdout)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import subprocess_env
@@ -93,7 +94,9 @@ def test_the_article_space_splits_as_in_the_article(kernel: Kernel) -> None:
     assert len(space) == 625
     rules = Counter(
         verdict(
-            assess(problem(), c, ARTICLE_CARD, kernel, ARTICLE_TRITON), ARTICLE_CARD, exhaustive=True
+            assess(problem(), c, ARTICLE_CARD, kernel, ARTICLE_TRITON),
+            ARTICLE_CARD,
+            exhaustive=True,
         ).rule
         for c in space
     )
@@ -294,10 +297,9 @@ def test_the_hopeless_rules_lose_nothing_worth_having(h200_landscape: Path) -> N
     assert len(shapes) == 4
     for (N, causal, D), group in shapes:
         p = problem(int(N), int(D), causal=bool(causal))
-        kept = {
-            c for c in space if verdict(assess(p, c, h200, V6, ARTICLE_TRITON), h200).kept
-        }
+        kept = {c for c in space if verdict(assess(p, c, h200, V6, ARTICLE_TRITON), h200).kept}
         assert len(kept) <= 0.3 * len(space)
+        r: Any
         timed = {
             Config(int(r.q_tile), int(r.k_tile), int(r.num_warps), int(r.num_stages)): float(r.ms)
             for r in group.itertuples()
@@ -311,6 +313,7 @@ def test_cannot_is_what_the_h200_refused(h200_landscape: Path) -> None:
     import pandas as pd
 
     h200 = find_gpu("h200")
+    r: Any
     for r in pd.read_parquet(h200_landscape).itertuples():
         c = Config(int(r.q_tile), int(r.k_tile), int(r.num_warps), int(r.num_stages))
         p = problem(int(r.N), int(r.D), causal=bool(r.causal))

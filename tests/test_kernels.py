@@ -80,10 +80,12 @@ def test_last_stride_other_than_one_is_refused(name: str) -> None:
     from flashtune.kernels.launch import arguments
 
     tensors = {n: torch.empty(1, 2, 32, 64) for n in "QKVO"} | {"L": torch.empty(1, 2, 32)}
-    arguments(*tensors.values(), causal=False)
+    q, k, v, o, lse = tensors.values()
+    arguments(q, k, v, o, lse, causal=False)
     tensors[name] = torch.empty(*tensors[name].shape, 2)[..., 0]  # same shape, last stride 2
+    q, k, v, o, lse = tensors.values()
     with pytest.raises(ValueError, match=f"{name} has last stride 2"):
-        arguments(*tensors.values(), causal=False)
+        arguments(q, k, v, o, lse, causal=False)
 
 
 def test_last_stride_of_a_single_element_is_anything() -> None:

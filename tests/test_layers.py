@@ -52,7 +52,7 @@ ROOMS = {
     "interpreter": Room("check kernels kernels.launch records"),
     "check": Room("kernels kernels.launch records", third="torch"),
     "stats": Room("records", third="numpy"),
-    "timing": Room("check records stats", third="torch"),
+    "timing": Room("check errors records stats", third="torch"),
     "worker": Room(
         "check driver errors kernels kernels.launch records timing", third="torch triton"
     ),

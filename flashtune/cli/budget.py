@@ -24,6 +24,7 @@ from flashtune.cli.options import (
 )
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import DEFAULT_KERNEL, Kernel
+from flashtune.provenance import usable_triton
 from flashtune.records import Compiled, Config, Problem
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def command(
         raise FlashtuneError(
             f"--compile uses the installed Triton, not {triton}", "Leave out --triton."
         )
+    if compile_too:
+        usable_triton()
     compiled = _compile(problem, parsed, card, chosen) if compile_too else {}
     lines = []
     for config in parsed:

@@ -77,8 +77,9 @@ def command(
 ) -> None:
     """Find the fastest configs: prune, compile, check against SDPA, time, recommend.
 
-    With no GPU it does all but time, for a GPU you name. Run the same command again to go on with
-    a sweep that was stopped.
+    With no GPU it does all but time, for a GPU you name.
+
+    Run the same command again to go on with a sweep that was stopped.
 
     Examples:
 
@@ -151,7 +152,7 @@ def _run(request: SweepRequest, as_json: bool, quiet: bool, verbose: bool) -> No
         warn(f"{row.config} on {row.problem}: {row.status}: {row.reason}")
     unknown = any(row.status is Status.CRASHED for row in result.rows())
     if recommendation is None:
-        warn("No config is valid, so there is nothing to recommend.")
+        warn("No config is valid on every shape, so there is nothing to recommend.")
     if unknown or recommendation is None:
         raise typer.Exit(NO)
 
