@@ -18,9 +18,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,11 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
     scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
-            executor = get_reusable_executor(
-                max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
-            )
-            futures = {executor.submit(compile_one, job, scratch): job for job in waiting}
+            with _children_without_ctrl_c():
+                executor = get_reusable_executor(
+                    max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
+                )
+                futures = {executor.submit(compile_one, job, scratch): job for job in waiting}
             lost: list[CompileJob] = []
             for future in as_completed(futures):
                 try:
@@ -112,6 +114,23 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
         raise
     finally:  # here and not in the workers, which may be killed at any moment
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _children_without_ctrl_c() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which is this one's to answer.
+
+    A worker can ignore it by itself only once it has booted; until then it would die with a
+    traceback. Blocking the signal would not do: starting a resource tracker unblocks it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no signals for it to handle
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def compile_one(job: CompileJob, scratch: Path) -> Compiled:

@@ -299,10 +299,10 @@ def test_the_hopeless_rules_lose_nothing_worth_having(h200_landscape: Path) -> N
         p = problem(int(N), int(D), causal=bool(causal))
         kept = {c for c in space if verdict(assess(p, c, h200, V6, ARTICLE_TRITON), h200).kept}
         assert len(kept) <= 0.3 * len(space)
-        r: Any
+        recorded: list[Any] = list(group.itertuples())
         timed = {
             Config(int(r.q_tile), int(r.k_tile), int(r.num_warps), int(r.num_stages)): float(r.ms)
-            for r in group.itertuples()
+            for r in recorded
             if r.status == "timed"
         }
         best = min(timed.values())

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -288,6 +289,14 @@ def test_ctrl_c_in_the_interpreter_stage(cli: CommandLine) -> None:
     assert_interrupted(cli, running.stderr)
     done = cli.run(*SWEEP)
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_the_compile_workers_boot(cli: CommandLine) -> None:
+    running = cli.start(*SWEEP)
+    running.wait_until(lambda: any("loky.backend.popen" in c for c in cli.processes().values()))
+    time.sleep(0.3)  # they are importing, and cannot yet ignore a signal by themselves
+    assert running.interrupt() == 130
+    assert_interrupted(cli, running.stderr)
 
 
 def test_ctrl_c_in_the_compile_stage(cli: CommandLine) -> None:
