@@ -92,8 +92,7 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
                 executor = get_reusable_executor(
                     max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
                 )
-                futures = {executor.submit(compile_one, job, scratch): job for job in waiting}
-            lost: list[CompileJob] = []
+                futures, lost = _submit(executor, waiting, scratch)
             for future in as_completed(futures):
                 try:
                     result = future.result()
@@ -116,21 +115,45 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _submit(
+    executor: Any, jobs: Sequence[CompileJob], scratch: Path
+) -> tuple[dict[Any, CompileJob], list[CompileJob]]:
+    """The futures of ``jobs``, and those that a pool that broke meanwhile did not take."""
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    futures: dict[Any, CompileJob] = {}
+    for i, job in enumerate(jobs):
+        try:
+            futures[executor.submit(compile_one, job, scratch)] = job
+        except BrokenProcessPool:
+            return futures, list(jobs[i:])
+    return futures, []
+
+
 @contextmanager
 def _children_without_ctrl_c() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which is this one's to answer.
+    """Processes started here never see Ctrl-C; one that comes meanwhile is raised afterwards.
 
     A worker can ignore it by itself only once it has booted; until then it would die with a
-    traceback. Blocking the signal would not do: starting a resource tracker unblocks it.
+    traceback. So it inherits that the signal is blocked. Here it may still arrive, through a thread
+    that does not block it, and must not tear the pool while that is being built.
     """
+    from joblib.externals.loky.backend.resource_tracker import ensure_running
+
     if threading.current_thread() is not threading.main_thread():  # no signals for it to handle
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ensure_running()  # it unblocks Ctrl-C as it starts, so it must have started
+    arrived: list[int] = []
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    if arrived:
+        signal.raise_signal(signal.SIGINT)
 
 
 def compile_one(job: CompileJob, scratch: Path) -> Compiled:
