@@ -20,6 +20,9 @@ LSE_TOLERANCE = 5e-3
 not vote, 3 in 1,000, show in L even where fp32's loose tolerance would let them pass in O."""
 SDPA_ERROR_FACTOR = 2.0
 """In 16 bits, our error against the fp32 reference may be at most this many times SDPA's own."""
+GUARD_ROWS = 512
+"""Rows of NaN behind each head: the largest tile, and a multiple of 16, so that the strides keep
+their divisibility and a guarded launch runs the very binary that is timed."""
 _CHUNK_BYTES = 1 << 30
 
 
@@ -54,11 +57,51 @@ def random_inputs(problem: Problem, device: str) -> Inputs:
     return Inputs(q, k, v)
 
 
-def poisoned_outputs(problem: Problem, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and L full of NaN, so that what a kernel does not write cannot pass for an answer."""
-    shape = (problem.B, problem.H, problem.N, problem.D)
-    o = torch.full(shape, math.nan, device=device, dtype=TORCH_DTYPES[problem.dtype])
-    return o, torch.full(shape[:-1], math.nan, device=device, dtype=torch.float32)
+@dataclass(frozen=True)
+class Outputs:
+    """O (B, H, N, D) and L (B, H, N) inside larger tensors, so that stray stores can be seen."""
+
+    o: torch.Tensor
+    lse: torch.Tensor
+    o_with_guards: torch.Tensor
+    lse_with_guards: torch.Tensor
+
+    def poison(self) -> None:
+        """Fill with NaN, so that what a kernel does not write cannot pass for an answer."""
+        self.o_with_guards.fill_(math.nan)
+        self.lse_with_guards.fill_(math.nan)
+
+    def stray_store(self) -> str | None:
+        """What was stored past the last row of a head, if anything was."""
+        for name, whole, part in (
+            ("O", self.o_with_guards, self.o),
+            ("L", self.lse_with_guards, self.lse),
+        ):
+            if not whole[:, :, part.shape[2] :].isnan().all():
+                return f"{name} was written past its last row"
+        return None
+
+
+def guarded_outputs(problem: Problem, device: str) -> Outputs:
+    """Poisoned outputs with guard rows behind every head."""
+    shape = (problem.B, problem.H, problem.N + GUARD_ROWS, problem.D)
+    o = torch.empty(shape, device=device, dtype=TORCH_DTYPES[problem.dtype])
+    lse = torch.empty(shape[:-1], device=device, dtype=torch.float32)
+    outputs = Outputs(o[:, :, : problem.N], lse[:, :, : problem.N], o, lse)
+    outputs.poison()
+    return outputs
+
+
+def guarded_inputs(inputs: Inputs) -> Inputs:
+    """The same values with rows of NaN behind every head: a load past the end shows in O or L."""
+
+    def guard(tensor: torch.Tensor) -> torch.Tensor:
+        B, H, rows, D = tensor.shape
+        whole = tensor.new_full((B, H, rows + GUARD_ROWS, D), math.nan)
+        whole[:, :, :rows] = tensor
+        return whole[:, :, :rows]
+
+    return Inputs(guard(inputs.q), guard(inputs.k), guard(inputs.v))
 
 
 def references(problem: Problem, inputs: Inputs) -> References:
@@ -71,15 +114,16 @@ def references(problem: Problem, inputs: Inputs) -> References:
     return References(problem, o_sdpa, o_fp32, lse, error)
 
 
-def check(refs: References, o: torch.Tensor, lse: torch.Tensor) -> Check:
-    """Whether ``o`` (B, H, N, D) and ``lse`` (B, H, N) are right, with the largest errors."""
+def check(refs: References, outputs: Outputs) -> Check:
+    """Whether O and L are right and nothing else was written, with the largest errors."""
+    o, lse = outputs.o, outputs.lse
     tolerance = TOLERANCE[refs.problem.dtype]
     max_err, where = _largest((o.float() - refs.o_fp32).abs())
     lse_err, lse_where = _largest((lse - refs.lse).abs())
     sdpa = refs.o_sdpa.float()
     o_excess, o_where = _largest((o.float() - sdpa).abs() - tolerance * (1 + sdpa.abs()))
     allowed = SDPA_ERROR_FACTOR * refs.sdpa_abs_err
-    reason = None
+    reason: str | None
     if max_err is None:
         reason = f"O is not finite at {where}"
     elif lse_err is None:
@@ -93,6 +137,8 @@ def check(refs: References, o: torch.Tensor, lse: torch.Tensor) -> Check:
         )
     elif lse_err > LSE_TOLERANCE:
         reason = f"L is off logsumexp by {lse_err:.3g} at {lse_where}, over {LSE_TOLERANCE:g}"
+    else:
+        reason = outputs.stray_store()
     return Check(reason is None, reason, max_err, refs.sdpa_abs_err, lse_err)
 
 

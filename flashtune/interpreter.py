@@ -58,7 +58,13 @@ def check_arithmetic(
 
 
 def _main(request: str) -> None:
-    from flashtune.check import check, poisoned_outputs, random_inputs, references
+    from flashtune.check import (
+        check,
+        guarded_inputs,
+        guarded_outputs,
+        random_inputs,
+        references,
+    )
     from flashtune.kernels.launch import forward
 
     asked = json.loads(request)
@@ -68,11 +74,11 @@ def _main(request: str) -> None:
         problem = Problem(**fields)
         inputs = random_inputs(problem, "cpu")
         refs = references(problem, inputs)
-        o, lse = poisoned_outputs(problem, "cpu")
-        q, k, v = inputs.q, inputs.k, inputs.v
+        guarded, outputs = guarded_inputs(inputs), guarded_outputs(problem, "cpu")
+        q, k, v, o, lse = guarded.q, guarded.k, guarded.v, outputs.o, outputs.lse
         try:
             forward(kernel, jit_function, q, k, v, o, lse, problem.causal, CONFIG)
-            answer = asdict(check(refs, o, lse))
+            answer = asdict(check(refs, outputs))
         except Exception as error:  # one dtype's failure says nothing about the other
             answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -12,9 +12,11 @@ from triton.runtime.errors import OutOfResources
 
 from flashtune.check import (
     Inputs,
+    Outputs,
     References,
     check,
-    poisoned_outputs,
+    guarded_inputs,
+    guarded_outputs,
     random_inputs,
     references,
 )
@@ -39,10 +41,11 @@ class Outcome:
 @dataclass(frozen=True)
 class _Open:
     problem: Problem
-    inputs: Inputs
     refs: References
-    o: torch.Tensor
-    lse: torch.Tensor
+    inputs: Inputs  # what is timed, SDPA too
+    outputs: tuple[torch.Tensor, torch.Tensor]  # O and L of the timed launches
+    guarded_inputs: Inputs  # what is checked: the same values
+    guarded_outputs: Outputs
 
 
 class GpuWorker:
@@ -63,13 +66,14 @@ class GpuWorker:
         try:
             inputs = random_inputs(problem, "cuda")
             refs = references(problem, inputs)
-            o, lse = poisoned_outputs(problem, "cuda")
+            o, lse = torch.empty_like(inputs.q), torch.empty_like(refs.lse)
+            guarded = guarded_inputs(inputs), guarded_outputs(problem, "cuda")
         except torch.cuda.OutOfMemoryError as error:
             raise FlashtuneError(
                 f"{problem}: the card's memory is too small ({str(error).splitlines()[0]})",
                 "Choose a smaller --B, --H or --N.",
             ) from error
-        self._open = _Open(problem, inputs, refs, o, lse)
+        self._open = _Open(problem, refs, inputs, (o, lse), *guarded)
         self._timer.warm_clocks(sdpa_launch(problem, inputs))
         return time_sdpa(self._timer, problem, inputs)
 
@@ -77,15 +81,15 @@ class GpuWorker:
         """Check one launch of ``config`` on the open problem and, if it is right, time it."""
         assert self._open is not None, "open() a problem first"
         now = self._open
-        now.o.fill_(torch.nan)
-        now.lse.fill_(torch.nan)
+        answer = now.guarded_outputs
+        answer.poison()
         try:
-            self._launch(now, config)
+            self._launch(config, now.guarded_inputs, answer.o, answer.lse)
             torch.cuda.synchronize()
-            checked = check(now.refs, now.o, now.lse)
+            checked = check(now.refs, answer)
             if not checked.ok:
                 return Outcome(Status.WRONG, checked.reason, checked)
-            timing = self._timer.time(lambda: self._launch(now, config))
+            timing = self._timer.time(lambda: self._launch(config, now.inputs, *now.outputs))
         except OutOfResources as error:
             return Outcome(Status.OUT_OF_RESOURCES, _required_and_limit(error))
         except Exception as error:  # whatever a launch can raise is this config's row
@@ -101,10 +105,11 @@ class GpuWorker:
             return False
         return True
 
-    def _launch(self, now: _Open, config: Config) -> None:
-        q, k, v = now.inputs.q, now.inputs.k, now.inputs.v
-        causal = now.problem.causal
-        forward(self._kernel, self._jit_function, q, k, v, now.o, now.lse, causal, config)
+    def _launch(self, config: Config, inputs: Inputs, o: torch.Tensor, lse: torch.Tensor) -> None:
+        assert self._open is not None
+        q, k, v = inputs.q, inputs.k, inputs.v
+        causal = self._open.problem.causal
+        forward(self._kernel, self._jit_function, q, k, v, o, lse, causal, config)
 
 
 @contextmanager

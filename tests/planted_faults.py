@@ -92,6 +92,27 @@ FAULTS = (
         "wrong",
         r"O('s error| is)",
     ),
+    # V's rows past N_k are not checked: P is 0 there, but 0 times what lies behind V may be NaN.
+    PlantedFault(
+        "no_check_on_V",
+        (
+            (
+                "tile_offsets(k_rows, stride_vk, PADDED_D, WIDE),\n"
+                "                        real_keys, D, PADDED_D, CHECK_ROWS=MASKED)",
+                "tile_offsets(k_rows, stride_vk, PADDED_D, WIDE),\n"
+                "                        real_keys, D, PADDED_D, CHECK_ROWS=False)",
+            ),
+        ),
+        "wrong",
+        r"O is not finite",
+    ),
+    # The store writes the padded rows too, over whatever lies behind O.
+    PlantedFault(
+        "no_check_on_the_store",
+        (("               N_QUERIES, D, PADDED_D", "               N_QUERIES + 8, D, PADDED_D"),),
+        "wrong",
+        r"O was written past its last row",
+    ),
     # P stays fp32 while V is bf16: a GPU's multiply takes one dtype, and the compiler says so.
     PlantedFault(
         "P_not_cast",
