@@ -138,12 +138,16 @@ def _children_without_ctrl_c() -> Iterator[None]:
     traceback. So it inherits that the signal is blocked. Here it may still arrive, through a thread
     that does not block it, and must not tear the pool while that is being built.
     """
-    from joblib.externals.loky.backend.resource_tracker import ensure_running
+    from multiprocessing import resource_tracker
+
+    from joblib.externals.loky.backend import resource_tracker as loky_resource_tracker
 
     if threading.current_thread() is not threading.main_thread():  # no signals for it to handle
         yield
         return
-    ensure_running()  # it unblocks Ctrl-C as it starts, so it must have started
+    # A pool starts these two, and they unblock Ctrl-C as they start: they must have started.
+    resource_tracker.ensure_running()
+    loky_resource_tracker.ensure_running()
     arrived: list[int] = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
