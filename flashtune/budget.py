@@ -1,7 +1,7 @@
 """The budget: what one config needs and what the card has, from the numbers alone.
 
-Nothing here compiles or imports torch or triton. Sources: Triton's own lowering (which buffers a
-kernel keeps in shared memory, where its warps go), CUDA's occupancy rules, and the articles.
+Nothing here compiles or imports torch or triton. Shared memory is shared.py's answer. Sources:
+Triton's own lowering (where warps go), CUDA's occupancy rules, and the articles.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.records import KEEP, Compiled, Config, OutClass, Problem, Verdict
+from flashtune.shared import Instructions, Term, instructions, shared_bytes
 
 THREADS = 32  # a warp
 MMA_ROWS = 16  # rows of one tensor-core instruction's output
@@ -60,6 +61,7 @@ class BudgetLine:
     verdict: Verdict
     compiled: Compiled | None
     other_tritons: tuple[tuple[str, int], ...]  # ("3.6", shared bytes) where they differ
+    terms: tuple[Term, ...] = ()  # the sum behind the shared bytes
 
     def blocks_by_registers(self, gpu: GpuSpec) -> int | None:
         """Known only from the compiler's register count."""
@@ -116,7 +118,7 @@ def register_cap(gpu: GpuSpec, num_warps: int) -> int:
 
 def uses_wgmma(gpu: GpuSpec, config: Config) -> bool:
     """Whether Hopper's warp-group instructions apply: whole groups of 4 warps and of 64 rows."""
-    return gpu.cc_number == 90 and config.num_warps % 4 == 0 and config.q_tile % 64 == 0
+    return instructions(gpu, config) is Instructions.WGMMA
 
 
 def assess(
@@ -163,39 +165,6 @@ def _repeats(problem: Problem, config: Config, stacked: bool) -> float:
     return (scores + outputs) / 2
 
 
-def shared_bytes(
-    problem: Problem,
-    config: Config,
-    gpu: GpuSpec,
-    kernel: Kernel,
-    triton: tuple[int, int],
-) -> int | None:
-    """Shared memory a block, in bytes, as Triton's allocator lays it out; None: not modelled.
-
-    The buffers: the Q tile; a ring of K and V tiles (num_stages - 1 of each in flight, one more
-    where wgmma reads them in place: loadRequiresAdditionalBuffer in Triton's LowerLoops.cpp); and,
-    where warps sit side by side, the round trip of P between the two multiplies and the scratch of
-    the row reductions. Inputs are contiguous with 16-byte aligned rows, as torch makes them.
-    """
-    D, e = problem.padded_D, problem.element_bytes
-    q, kv = config.q_tile * D * e, config.k_tile * D * e
-    stages = config.num_stages
-    # In 16 bits, a tile of fewer than 16 bytes a thread is too small for asynchronous copies.
-    if e == 2 and config.k_tile * D < 64 * config.num_warps:
-        stages = 1
-    if gpu.cc_number == 100 and config.q_tile % 64 == 0 and config.num_warps in (4, 8):
-        return _shared_tcgen05(config, kernel, q, kv, stages, D * e)
-    if uses_wgmma(gpu, config):
-        return q + 2 * max(1, stages) * kv
-    ring = 2 * (stages - 1) * kv if stages >= 2 else kv
-    exchange = 0
-    if config.num_warps > 1 and config.q_tile < D:
-        exchange = _exchange_bytes(config, e, triton)
-    if kernel.key_loops == 2 and config.q_tile * D < THREADS * config.num_warps:
-        return max(q, ring + exchange)  # Q's buffer is dead before the rest lives
-    return q + ring + exchange
-
-
 def other_tritons(
     problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, int]
 ) -> tuple[tuple[str, int], ...]:
@@ -205,38 +174,6 @@ def other_tritons(
     return tuple(
         (f"{v[0]}.{v[1]}", there) for v, there in others if there is not None and there != own
     )
-
-
-def _exchange_bytes(config: Config, element_bytes: int, triton: tuple[int, int]) -> int:
-    """P's round trip and the row reductions' scratch, with the warps side by side."""
-    p = config.q_tile * config.k_tile * element_bytes
-    slices = min(config.num_warps, config.k_tile // MMA_COLUMNS)
-    scratch = config.q_tile * slices * 4 if slices > 1 else 0
-    if triton >= (3, 8):  # from 3.8.0 on the partial results of a row are exchanged in chunks
-        scratch = min(scratch, max(128 * slices, 512))
-    # Both live at once in fp32; in 16 bits P reuses the scratch.
-    return p + scratch if element_bytes == 4 else max(p, scratch)
-
-
-def _shared_tcgen05(
-    config: Config, kernel: Kernel, q: int, kv: int, stages: int, row_bytes: int
-) -> int | None:
-    """Datacentre Blackwell: tensor memory needs barriers and aligned staging (measured rules)."""
-    if stages < config.num_stages:
-        return None  # too small to pipeline: no simple formula
-    staging = 8 * min(128, row_bytes)
-    ring = 2 * stages * kv
-    q_outlives_ring = q >= stages * kv
-    if config.num_warps == 4 or config.q_tile == 256:
-        if stages >= 2:
-            fits_inside = q_outlives_ring or kernel.key_loops == 1
-            return q + ring + (32 if fits_inside else staging)
-        return q + ring + (8 if q >= kv else staging)
-    if config.q_tile == 128 and stages >= 2:
-        if q_outlives_ring or kernel.key_loops == 1:
-            return q + ring + 544
-        return -(-(ring + 544) // staging) * staging + q
-    return None
 
 
 def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdict:

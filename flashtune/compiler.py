@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,9 @@ class CompileJob:
     config: Config
     cc: int  # 89 for 8.9
     timeout_s: float = DEFAULT_TIMEOUT_S
+
+
+How = Callable[[CompileJob], Compiled]
 
 
 def default_jobs() -> int:
@@ -72,11 +75,14 @@ def specialisation(problem: Problem) -> tuple[object, ...]:
     return (problem.dtype, problem.D, problem.causal, *runtime.items())
 
 
-def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[CompileJob, Compiled]]:
+def compile_all(
+    jobs: Sequence[CompileJob], n_jobs: int, how: How | None = None
+) -> Iterator[tuple[CompileJob, Compiled]]:
     """Compile in ``n_jobs`` worker processes; results come as they finish, in any order.
 
     Every job ends in a Compiled, whatever becomes of its compiler. Workers that die are replaced;
-    a job that was lost with its worker three times is given up with that as its reason.
+    a job that was lost with its worker three times is given up with that as its reason. ``how``
+    does one job in its child, instead of compiling it to the end.
     """
     if not jobs:
         return
@@ -92,7 +98,7 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
                 executor = get_reusable_executor(
                     max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
                 )
-                futures, lost = _submit(executor, waiting, scratch)
+                futures, lost = _submit(executor, waiting, scratch, how)
             for future in as_completed(futures):
                 try:
                     result = future.result()
@@ -116,7 +122,7 @@ def compile_all(jobs: Sequence[CompileJob], n_jobs: int) -> Iterator[tuple[Compi
 
 
 def _submit(
-    executor: Any, jobs: Sequence[CompileJob], scratch: Path
+    executor: Any, jobs: Sequence[CompileJob], scratch: Path, how: How | None
 ) -> tuple[dict[Any, CompileJob], list[CompileJob]]:
     """The futures of ``jobs``, and those that a pool that broke meanwhile did not take."""
     from joblib.externals.loky.process_executor import BrokenProcessPool
@@ -124,7 +130,7 @@ def _submit(
     futures: dict[Any, CompileJob] = {}
     for i, job in enumerate(jobs):
         try:
-            futures[executor.submit(compile_one, job, scratch)] = job
+            futures[executor.submit(compile_one, job, scratch, how)] = job
         except BrokenProcessPool:
             return futures, list(jobs[i:])
     return futures, []
@@ -160,14 +166,14 @@ def _children_without_ctrl_c() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def compile_one(job: CompileJob, scratch: Path) -> Compiled:
+def compile_one(job: CompileJob, scratch: Path, how: How | None = None) -> Compiled:
     """Compile in a forked child with a time limit. Runs in a worker, which never holds CUDA.
 
     The child's own temporary files go into a folder of their own in ``scratch``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     try:
-        _prepare_worker(job.kernel, job.cc)
+        prepare_worker(job.kernel, job.cc)
     except Exception as error:  # the kernel's own module may raise anything
         return Compiled(job.config, failure=Status.CRASHED, reason=_one_line(error))
     scratch = Path(tempfile.mkdtemp(dir=scratch))
@@ -176,7 +182,7 @@ def compile_one(job: CompileJob, scratch: Path) -> Compiled:
     if child == 0:
         try:
             os.close(reader)
-            _compile_and_exit(job, scratch, writer)
+            _compile_and_exit(job, how or _compile, scratch, writer)
         finally:
             os._exit(1)  # an error (disk full) must not return into a second copy of the worker
     os.close(writer)
@@ -187,7 +193,7 @@ def compile_one(job: CompileJob, scratch: Path) -> Compiled:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _prepare_worker(kernel: Kernel, cc: int) -> Any:
+def prepare_worker(kernel: Kernel, cc: int) -> Any:
     """Make ``cc`` Triton's target in this process; returns the kernel, ready to be compiled."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -232,7 +238,7 @@ class _TargetOnly:
         return 0
 
 
-def _compile_and_exit(job: CompileJob, scratch: Path, writer: int) -> None:
+def _compile_and_exit(job: CompileJob, how: How, scratch: Path, writer: int) -> None:
     """The child: compile, send the result through the pipe, and leave without clean-up."""
     os.setsid()  # a group of its own, so that ptxas can be killed with it
     _die_with_parent()
@@ -244,7 +250,7 @@ def _compile_and_exit(job: CompileJob, scratch: Path, writer: int) -> None:
     os.environ["TMPDIR"] = str(scratch)  # a failing ptxas leaves its input there
     tempfile.tempdir = None
     try:
-        result = _compile(job)
+        result = how(job)
     except BaseException as error:
         result = _classified(job.config, error, scratch)
     with os.fdopen(writer, "wb") as pipe:
@@ -257,7 +263,7 @@ def _compile(job: CompileJob) -> Compiled:
 
     hits: list[bool] = []
     triton.knobs.compilation.listener = lambda **event: hits.append(bool(event["cache_hit"]))
-    kernel = _prepare_worker(job.kernel, job.cc)
+    kernel = prepare_worker(job.kernel, job.cc)
     values = absent_arguments(job.problem)
     start = time.perf_counter()
     compiled = kernel.warmup(**values, **config_arguments(job.config), grid=(1,))

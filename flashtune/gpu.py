@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from flashtune.config_files import config_dir, read_toml
@@ -166,6 +167,7 @@ def target_gpu(name: str, load: Load = system_libraries) -> GpuSpec:
     return _present_spec(card) if card and card.name in row.driver_names else row
 
 
+@lru_cache(maxsize=64)  # asked for several times for every config
 def _cc_number(cc: str) -> int:
     major, minor = cc.split(".")
     return int(major) * 10 + int(minor)

@@ -25,6 +25,7 @@ class ProblemPlan:
     pruned: dict[Config, Verdict]
     tried: tuple[Config, ...]  # compiled (and timed), the most promising first
     ranked: tuple[Config, ...]  # would be next, but --top stops before them
+    predicted_ms: dict[Config, float]  # the cost model's, for every config that can launch
 
     def reasons(self) -> Counter[tuple[str, str]]:
         """How many configs each (class, rule) leaves out."""
@@ -44,14 +45,15 @@ def plan_problem(
     """Sort the space's configs for one problem; ``top`` None tries all that the budget keeps."""
     budgets = {config: assess(problem, config, gpu, kernel, triton) for config in configs}
     verdicts = {c: verdict(b, gpu, exhaustive=exhaustive) for c, b in budgets.items()}
-    kept = {c: b for c, b in budgets.items() if verdicts[c].kept}
     # Judged without the mercy of an exhaustive sweep, what is hopeless is tried last.
-    strict = [verdict(b, gpu) for b in kept.values()]
-    ordered = [budget.config for budget in order(list(kept.values()), strict, gpu)]
+    strict = [verdict(b, gpu) for b in budgets.values()] if exhaustive else list(verdicts.values())
+    costs = order(problem, list(budgets.values()), strict, gpu, kernel)
+    ordered = [cost.config for cost in costs if verdicts[cost.config].kept]
     return ProblemPlan(
         problem,
         budgets,
         {c: v for c, v in verdicts.items() if not v.kept},
         tuple(ordered[:top]),
         tuple(ordered[top:] if top is not None else ()),
+        {cost.config: cost.predicted_ms for cost in costs},
     )

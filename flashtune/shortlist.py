@@ -97,8 +97,9 @@ def _in_order(file: SweepFile, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, 
     rows: list[Row] = []
     for problem, configs in by_problem.items():
         budgets = [assess(problem, config, gpu, kernel, triton) for config in configs]
-        ordered = [b.config for b in order(budgets, [verdict(b, gpu) for b in budgets], gpu)]
-        rows += [configs[config] for config in ordered]
+        verdicts = [verdict(b, gpu) for b in budgets]
+        costs = order(problem, budgets, verdicts, gpu, kernel)
+        rows += [configs[cost.config] for cost in costs]
     return replace(file, rows=tuple(rows))
 
 

@@ -358,6 +358,7 @@ class _Sweep:
             spills=None if compiled is None else compiled.spills,
             blocks_per_sm=blocks,
             waves=budget.waves(blocks),
+            predicted_ms=plan.predicted_ms.get(config),
             compile_s=None if compiled is None else compiled.seconds,
             code_hash=None if compiled is None else compiled.code_hash,
         )

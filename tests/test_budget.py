@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import subprocess_env
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,12 +18,12 @@ from flashtune.budget import (
     blocks_by_registers,
     blocks_by_shared,
     register_cap,
-    shared_bytes,
     verdict,
 )
 from flashtune.gpu import GpuSpec, find_gpu, known_gpus
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.records import Config, OutClass, Problem
+from flashtune.shared import shared_bytes
 from flashtune.space import load_space, parse_config
 
 ARTICLE_CARD = find_gpu("rtx-4070-super")
@@ -223,63 +218,6 @@ def test_blocks_per_sm_is_the_least_limit(
     assert blocks <= card.blocks_per_sm
     assert blocks * c.num_warps <= card.warps_per_sm
     assert budget.blocks_per_sm(0) == 0
-
-
-# Against Triton ----------------------------------------------------------------------------------
-
-CC_CARDS = {80: "a100", 86: "rtx-3090", 89: "rtx-4070-super", 90: "h200", 100: "b200",
-            120: "rtx-5090"}  # fmt: skip
-DIMENSIONS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 136, 192, 256)
-
-
-def sample(count: int, seed: int) -> list[tuple[Kernel, Problem, Config, int]]:
-    """Random configs that are not absurdly large, over cards, dtypes and head dimensions."""
-    rng = random.Random(seed)
-    found: list[tuple[Kernel, Problem, Config, int]] = []
-    while len(found) < count:
-        c = Config(
-            rng.choice([16, 32, 64, 128, 256]), rng.choice([16, 32, 64, 128, 256]),
-            rng.choice([1, 2, 4, 8, 16]), rng.randint(1, 5),
-        )  # fmt: skip
-        p = problem(D=rng.choice(DIMENSIONS), dtype=rng.choice(["bf16", "fp16", "fp32"]),
-                    causal=rng.random() < 0.5)  # fmt: skip
-        kernel, cc = rng.choice([V0, V6]), rng.choice(list(CC_CARDS))
-        budget = assess(p, c, find_gpu(CC_CARDS[cc]), kernel, (3, 9))
-        if budget.shared is None or budget.accumulators > 256:
-            continue
-        if budget.shared <= 2 * budget.shared_limit:
-            found.append((kernel, p, c, cc))
-    return found
-
-
-def triton_shared(jobs: list[tuple[Kernel, Problem, Config, int]], cache: Path) -> list[int]:
-    request = [[k.name, dataclasses.asdict(p), str(c), cc] for k, p, c, cc in jobs]
-    script = Path(__file__).resolve().parent / "shared_only.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], input=json.dumps(request), text=True, capture_output=True,
-        env=subprocess_env(TRITON_CACHE_DIR=str(cache)),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: list[int] = json.loads(done.stdout)
-    return answers
-
-
-def installed_triton() -> tuple[int, int]:
-    from importlib.metadata import version
-
-    major, minor = version("triton").split(".")[:2]
-    return int(major), int(minor)
-
-
-def test_shared_bytes_are_those_of_the_installed_triton(tmp_path: Path) -> None:
-    jobs = sample(60, seed=7)
-    wrong = [
-        f"{kernel.name} sm_{cc} {p} {c}: predicted {predicted}, Triton says {actual}"
-        for (kernel, p, c, cc), actual in zip(jobs, triton_shared(jobs, tmp_path), strict=True)
-        if (predicted := shared_bytes(p, c, find_gpu(CC_CARDS[cc]), kernel, installed_triton()))
-        != actual
-    ]
-    assert wrong == []
 
 
 # Against the recorded H200 landscape -------------------------------------------------------------

@@ -39,9 +39,15 @@ ROOMS = {
     "gpu": Room("config_files driver errors records"),
     "provenance": Room("errors gpu records"),
     "space": Room("config_files errors records"),
-    "budget": Room("gpu kernels records"),
-    "cost": Room("budget gpu records", third_inside="numpy"),
+    "allocator": Room(),
+    "shared": Room("allocator gpu kernels records"),
+    "budget": Room("gpu kernels records shared"),
+    "machine": Room("gpu"),
+    "operations": Room("budget gpu kernels records"),
+    "cost": Room("budget gpu kernels machine operations records"),
     "plan": Room("budget cost gpu kernels records"),
+    "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
+    "audit_model": Room("budget calibrate cost errors gpu kernels machine records"),
     "kernels": Room("errors records"),
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
@@ -49,6 +55,9 @@ ROOMS = {
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
     "cubin": Room(),
     "compiler": Room("cubin errors kernels kernels.launch records", third_inside="joblib triton"),
+    "audit_budget": Room(
+        "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
+    ),
     "interpreter": Room("check kernels kernels.launch records"),
     "check": Room("kernels kernels.launch records", third="torch"),
     "stats": Room("records", third="numpy"),
@@ -73,8 +82,10 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
-    "records", "errors", "config_files", "driver", "gpu", "provenance", "space", "budget", "cost",
-    "plan", "kernels", "kernels.launch", "compiler", "sweep", "parquet", "store", "export",
+    "records", "errors", "config_files", "driver", "gpu", "provenance", "space",
+    "allocator", "shared", "budget",
+    "machine", "operations", "cost", "plan", "kernels", "kernels.launch", "compiler", "sweep",
+    "parquet", "store", "export",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}
 

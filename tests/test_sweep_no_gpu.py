@@ -19,7 +19,7 @@ from command_line import TARGET, CommandLine
 from planted_faults import BASE, FAULTS, LENGTHS, PlantedFault
 
 from flashtune.kernels import KERNELS
-from flashtune.records import Row, SweepFile
+from flashtune.records import Row, Status, SweepFile
 from flashtune.store import find, read
 
 
@@ -136,7 +136,27 @@ def test_nothing_was_measured_and_everything_says_so(finished: tuple[Path, str])
             assert f"arithmetic right in Triton's interpreter, {dtype}, {mask}" in file.notes
     text = (folder / "sweeps" / f"{path.stem}_autotune.py").read_text()
     assert "NOTHING WAS MEASURED" in text
-    assert re.findall(r"# (\S+x\S+)\n", text) == ["64x32x4x3", "32x32x2x2"]
+    best: dict[object, float] = {}
+    total: dict[str, float] = {}
+    compiled = [row for row in file.rows if row.status is Status.COMPILED]
+    for row in compiled:
+        assert row.predicted_ms is not None
+        best[row.problem] = min(row.predicted_ms, best.get(row.problem, row.predicted_ms))
+    for row in compiled:
+        slowdown = (row.predicted_ms or 0) / best[row.problem]
+        total[str(row.config)] = total.get(str(row.config), 0) + slowdown
+    assert re.findall(r"# (\S+x\S+)\n", text) == sorted(total, key=lambda config: total[config])
+
+
+def test_every_row_that_could_run_has_a_predicted_time(finished: tuple[Path, str]) -> None:
+    for row in read(results(finished[0])).rows:
+        cannot = row.reason is not None and row.reason.startswith("cannot")
+        assert (row.predicted_ms is None) == cannot
+        assert row.predicted_ms is None or row.predicted_ms > 0
+
+
+def test_no_column_claims_a_measurement(finished: tuple[Path, str]) -> None:
+    path = results(finished[0])
 
     frame = pd.read_parquet(path)
     measured = ["ms", "ms_lo", "ms_hi", "tflops", "samples_ms", "sm_clock_mhz", "measured_at"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flashtune.cli import budget, env, export_autotune, sweep
+from flashtune.cli import audit, budget, env, export_autotune, sweep
 
 app = typer.Typer(
     name="flashtune",
@@ -17,6 +17,7 @@ app.command("sweep")(sweep.command)
 app.command("budget")(budget.command)
 app.command("export-autotune")(export_autotune.command)
 app.command("env")(env.command)
+app.add_typer(audit.app, name="audit")
 
 
 def _version(value: bool) -> None:

@@ -25,10 +25,11 @@ from flashtune.cli.options import (
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import DEFAULT_KERNEL, Kernel
 from flashtune.provenance import usable_triton
-from flashtune.records import Compiled, Config, Problem
+from flashtune.records import Compiled, Config, OutClass, Problem
 
 if TYPE_CHECKING:
     from flashtune.budget import BudgetLine
+    from flashtune.cost import Cost
     from flashtune.gpu import GpuSpec
 
 
@@ -64,8 +65,10 @@ def command(
     """
     from flashtune import budget as rules
     from flashtune.cli.render import print_budgets, write_json
+    from flashtune.cost import predict
     from flashtune.gpu import target_gpu
     from flashtune.kernels import find_kernel
+    from flashtune.shared import terms
     from flashtune.space import parse_config
 
     parsed = list(dict.fromkeys(parse_config(text) for text in configs))
@@ -89,12 +92,18 @@ def command(
                 rules.verdict(budget, card),
                 compiled.get(config),
                 rules.other_tritons(problem, config, card, chosen, version),
+                terms(problem, config, card, chosen, version) or (),
             )
         )
+    costs = {
+        line.budget.config: predict(problem, line.budget, card, chosen)
+        for line in lines
+        if line.verdict.out is not OutClass.CANNOT
+    }
     if as_json:
-        write_json(_as_json(problem, card, version, lines))
+        write_json(_as_json(problem, card, version, lines, costs))
     else:
-        print_budgets(problem, card, chosen, version, lines)
+        print_budgets(problem, card, chosen, version, lines, costs)
 
 
 def _compile(
@@ -107,7 +116,11 @@ def _compile(
 
 
 def _as_json(
-    problem: Problem, card: GpuSpec, triton: tuple[int, int], lines: list[BudgetLine]
+    problem: Problem,
+    card: GpuSpec,
+    triton: tuple[int, int],
+    lines: list[BudgetLine],
+    costs: dict[Config, Cost],
 ) -> dict[str, Any]:
     return {
         "schema_version": 1,
@@ -118,14 +131,24 @@ def _as_json(
             {
                 "config": str(line.budget.config),
                 **{k: v for k, v in asdict(line.budget).items() if k != "config"},
+                "shared_terms": [asdict(term) for term in line.terms],
                 "blocks_by_registers": line.blocks_by_registers(card),
                 "blocks_per_sm": line.blocks_per_sm(card),
                 "waves": line.budget.waves(line.blocks_per_sm(card)),
                 "binds": line.binds(card),
+                **_predicted(costs.get(line.budget.config)),
                 "verdict": asdict(line.verdict),
                 "compiled": None if line.compiled is None else asdict(line.compiled),
                 "other_tritons": dict(line.other_tritons),
             }
             for line in lines
         ],
+    }
+
+
+def _predicted(cost: Cost | None) -> dict[str, Any]:
+    """The model's time and its parts, or nulls for what cannot run."""
+    return {
+        "predicted_ms": None if cost is None else cost.predicted_ms,
+        "predicted_parts": None if cost is None else cost.parts._asdict(),
     }

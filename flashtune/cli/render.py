@@ -20,13 +20,17 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from flashtune.records import Problem, Recommendation, Row, Status
+from flashtune.records import Config, Problem, Recommendation, Row, Status
 
 if TYPE_CHECKING:
+    from flashtune.audit_budget import Report
+    from flashtune.audit_model import ModelAudit, ShapeScore
     from flashtune.budget import BudgetLine
+    from flashtune.cost import Cost
     from flashtune.gpu import GpuSpec
     from flashtune.kernels import Kernel
     from flashtune.plan import ProblemPlan
+    from flashtune.shared import Term
     from flashtune.sweep import Event, SweepResult
 
 
@@ -83,17 +87,19 @@ def print_budgets(
     kernel: Kernel,
     triton: tuple[int, int],
     lines: list[BudgetLine],
+    costs: Mapping[Config, Cost],
 ) -> None:
-    """One config explained line by line, or several as a table."""
+    """One config explained line by line, or several as a table. ``costs`` of those that can run."""
     out = _out()
     target = f"{gpu.title} (sm_{gpu.cc_number}), Triton {triton[0]}.{triton[1]}"
     out.print(escape(f"{kernel.name} on {target}, {problem}"), soft_wrap=True)
     if len(lines) == 1:
-        _print_one_budget(out, gpu, lines[0])
+        _print_one_budget(out, gpu, lines[0], costs.get(lines[0].budget.config))
         return
     measured = any(line.compiled for line in lines)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("config", "shared", "accum.", "repeats", "blocks", "held by", "waves"):
+    names = ("config", "shared", "accum.", "repeats", "blocks", "held by", "waves", "predicted ms")
+    for name in names:
         left = name in ("config", "held by")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     if measured:
@@ -111,6 +117,7 @@ def print_budgets(
             _text(blocks),
             ", ".join(line.binds(gpu)).replace(" memory", "") if blocks else "-",
             "-" if waves is None else f"{waves:.2f}",
+            f"{costs[budget.config].predicted_ms:.4g}" if budget.config in costs else "-",
         ]
         if measured:
             c = line.compiled
@@ -125,7 +132,7 @@ def print_budgets(
             out.print(escape(f"{line.budget.config}: {line.verdict.reason}"), soft_wrap=True)
 
 
-def _print_one_budget(out: Console, gpu: GpuSpec, line: BudgetLine) -> None:
+def _print_one_budget(out: Console, gpu: GpuSpec, line: BudgetLine, cost: Cost | None) -> None:
     budget, compiled = line.budget, line.compiled
     config, blocks = budget.config, line.blocks_per_sm(gpu)
     waves = budget.waves(blocks)
@@ -134,6 +141,7 @@ def _print_one_budget(out: Console, gpu: GpuSpec, line: BudgetLine) -> None:
         ("config", f"{config.q_tile} query rows x {config.k_tile} keys, {config.num_warps} warps,"
                    f" {config.num_stages} stages"),
         ("shared memory", f"{shared} of {budget.shared_limit:,} bytes a block"),
+        *(("", _term_text(term)) for term in line.terms),
         ("accumulators", f"{budget.accumulators:g} fp32 registers a thread for S and O,"
                          f" cap {budget.register_cap}"),
         ("warps", ("stacked: each owns whole rows" if budget.warps_stacked else
@@ -156,10 +164,35 @@ def _print_one_budget(out: Console, gpu: GpuSpec, line: BudgetLine) -> None:
                      f" {compiled.spills} spilled"))  # fmt: skip
     elif compiled is not None:
         rows.append(("compiled", f"{compiled.failure}: {compiled.reason}"))
+    rows += [] if cost is None else _predicted_rows(cost)
     reason = "" if line.verdict.kept else f": {line.verdict.reason}"
     rows.append(("verdict", _verdict_word(line) + reason))
     for name, text in rows:
         out.print(f"  [bold]{name:<14}[/bold] {escape(text)}", soft_wrap=True)
+
+
+def _predicted_rows(cost: Cost) -> list[tuple[str, str]]:
+    parts = cost.parts
+    units = sorted(parts.units.items(), key=lambda item: -item[1])
+    busy = ", ".join(f"{_UNITS[name]} {ms:.3g}" for name, ms in units)
+    rest = (f"launch {parts.launch:.3g}, starts and ends {parts.start:.3g}, waiting"
+            f" {parts.waiting:.3g}, SMs less than full {parts.tail:.3g}")  # fmt: skip
+    return [
+        ("predicted", f"{cost.predicted_ms:.4g} ms, by a model: not measured"),
+        ("", f"units, busy at the same time (ms): {busy}"),
+        ("", f"what is added to the busiest (ms): {rest}"),
+    ]
+
+
+_UNITS = {
+    "tensor": "tensor cores", "special": "exp2", "arithmetic": "fp32", "shared": "shared memory",
+    "l2": "L2", "dram": "DRAM",
+}  # fmt: skip
+
+
+def _term_text(term: Term) -> str:
+    shares = "" if term.counted else " (in space that is free by then)"
+    return f"{term.bytes:>9,} {term.name}: {term.why}{shares}"
 
 
 def _verdict_word(line: BudgetLine) -> str:
@@ -172,6 +205,88 @@ def _text(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# -- audit
+
+
+def print_model_audit(result: ModelAudit) -> None:
+    """A table of the shapes with the shipped constants, and one for each held-out half."""
+    out = _out()
+    out.print("[bold]With the shipped constants[/bold]")
+    _print_scores(out, result.shapes)
+    for half in result.held_out:
+        seen = ", ".join(f"{N}" for N in half.calibrated_on)
+        unseen = ", ".join(f"{N}" for N in half.scored_on)
+        out.print(f"\n[bold]Constants fitted to N = {seen}, scored on N = {unseen}[/bold]")
+        _print_scores(out, half.shapes)
+        values = ", ".join(f"{name} {value:.4g}" for name, value in half.calibrated.items())
+        out.print(values, soft_wrap=True)
+    for reason in result.skipped:
+        warn(f"not scored: {reason}")
+
+
+def _print_scores(out: Console, shapes: tuple[ShapeScore, ...]) -> None:
+    from flashtune.audit_model import summary
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("shape", no_wrap=True)
+    for name in ("best", "ms", "its place", "first choice", "predicted", "first 8", "first",
+                 "rank corr.", "of kept"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for s in shapes:
+        cells = [
+            f"{s.kernel} {s.gpu} {s.problem}", str(s.best), f"{s.best_ms:.4g}", str(s.best_place),
+            str(s.first), f"{s.first_predicted_ms:.4g}", f"{s.first8_share:.1%}",
+            f"{s.first_share:.1%}", f"{s.rank_correlation:.2f}", f"{s.kept_correlation:.2f}",
+        ]  # fmt: skip
+        table.add_row(*map(escape, cells))
+    out.print(table)
+    totals = summary(shapes)
+    out.print(
+        f"of the best: first 8 worst {totals['first8_worst']:.1%}, mean"
+        f" {totals['first8_mean']:.1%}; first choice worst {totals['first_worst']:.1%}, mean"
+        f" {totals['first_mean']:.1%}",
+        soft_wrap=True,
+    )
+
+
+# -- audit budget
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A call a finished item: a bar on a terminal, one line elsewhere; on stderr."""
+    console = _err()
+    if not console.is_terminal:
+        console.print(escape(f"{what}: {total}"), soft_wrap=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(escape(what), total=total)
+        yield lambda: bars.advance(task)
+
+
+def print_budget_audit(report: Report, triton: str, seed: int) -> None:
+    """How the cases ended on each target, and each one that was not exact."""
+    out = _out()
+    kinds = ("exact", "not modelled", "wrong", "refused")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("cc", "dtype", *kinds):
+        table.add_column(name, justify="left" if name == "dtype" else "right", no_wrap=True)
+    for (cc, dtype), counts in report.by_target().items():
+        table.add_row(cc, dtype, *(str(counts[kind]) for kind in kinds))
+    out.print(table)
+    for kind in kinds[2:]:
+        for f in report.of_kind(kind):
+            said = f"predicted {_text(f.predicted)}, Triton says {_text(f.compiled)}"
+            said = str(f.reason) if kind == "refused" else said
+            out.print(escape(f"{kind}: {f.case}: {said}"), soft_wrap=True)
+    out.print(
+        f"Triton {triton}, seed {seed}: of {len(report.findings):,},"
+        + ",".join(f" {report.count(kind):,} {kind}" for kind in kinds)
+    )
 
 
 # -- sweep

@@ -1,0 +1,183 @@
+"""Scoring the cost model on recorded exhaustive sweeps, and on shapes its constants never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashtune.budget import assess, verdict
+from flashtune.calibrate import Timed, calibrate
+from flashtune.cost import Model
+from flashtune.errors import FlashtuneError
+from flashtune.gpu import known_gpus
+from flashtune.kernels import KERNELS
+from flashtune.machine import CALIBRATED, Machine
+from flashtune.records import Config, OutClass, Problem, Status, SweepFile
+
+FIRST = 8
+"""How many of the model's first choices are looked at."""
+_EXHAUSTIVE = 0.5  # of the configs that can launch, at least this share has to be timed
+
+
+@dataclass(frozen=True)
+class ShapeScore:
+    """One shape of one recorded sweep. Shares are best time / chosen time: 1 is perfect."""
+
+    kernel: str
+    gpu: str
+    problem: Problem
+    timed: int
+    best: Config
+    best_ms: float
+    best_place: int  # of the best, in the model's order, from 1
+    first: Config
+    first_ms: float
+    first_predicted_ms: float
+    first_share: float
+    first8_share: float
+    rank_correlation: float  # Spearman's, over all configs that were timed
+    kept_correlation: float  # over those that the budget's rules keep
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Constants fitted to some lengths of a file, scored on its others."""
+
+    calibrated_on: tuple[int, ...]
+    scored_on: tuple[int, ...]
+    constants: Machine
+    shapes: tuple[ShapeScore, ...]
+
+    @property
+    def calibrated(self) -> dict[str, float]:
+        """The constants that were fitted, by name."""
+        return {name: getattr(self.constants, name) for name in CALIBRATED}
+
+
+@dataclass(frozen=True)
+class ModelAudit:
+    """The shipped constants' scores, and what constants that saw only half would have got."""
+
+    shapes: tuple[ShapeScore, ...]
+    held_out: tuple[HeldOut, ...]
+    skipped: tuple[str, ...]  # what was not scored, and why
+
+
+def audit(files: Sequence[SweepFile], *, held_out: bool = True) -> ModelAudit:
+    """Score the model on ``files``. Raises FlashtuneError when none holds an exhaustive sweep."""
+    shapes: list[ShapeScore] = []
+    halves: list[HeldOut] = []
+    skipped: list[str] = []
+    for file in files:
+        timed, reasons = _timed(file)
+        skipped += reasons
+        shapes += [_score(shape, None) for shape in timed]
+        if held_out:
+            halves += _held_out(timed)
+    if not shapes:
+        raise FlashtuneError(
+            "No exhaustive sweep to score the model on" + "".join(f"; {why}" for why in skipped),
+            "Record one on a GPU with: flashtune sweep --exhaustive.",
+        )
+    return ModelAudit(tuple(shapes), tuple(halves), tuple(skipped))
+
+
+def summary(shapes: Sequence[ShapeScore]) -> dict[str, float]:
+    """The worst and the mean of the shapes' shares."""
+    first8, first = [s.first8_share for s in shapes], [s.first_share for s in shapes]
+    return {
+        "first8_worst": min(first8),
+        "first8_mean": sum(first8) / len(first8),
+        "first_worst": min(first),
+        "first_mean": sum(first) / len(first),
+    }
+
+
+def _timed(file: SweepFile) -> tuple[list[Timed], list[str]]:
+    """The shapes of a file that can be scored, and why the others cannot."""
+    provenance = file.provenance
+    name = f"{provenance.kernel} on {provenance.gpu}"
+    gpu, kernel = known_gpus().get(provenance.gpu), KERNELS.get(provenance.kernel)
+    if not provenance.measured:
+        return [], [f"{name}: nothing was measured"]
+    if gpu is None or kernel is None:
+        return [], [f"{name}: a card or a kernel that the model does not know"]
+    major, minor = provenance.triton.split(".")[:2]
+    shapes, skipped = [], []
+    for problem in sorted({row.problem for row in file.rows}):
+        budgets, kept, times, launchable = [], [], [], 0
+        for row in sorted((r for r in file.rows if r.problem == problem), key=lambda r: r.config):
+            budget = assess(problem, row.config, gpu, kernel, (int(major), int(minor)))
+            judged = verdict(budget, gpu)
+            launchable += judged.out is not OutClass.CANNOT
+            if row.status is Status.TIMED and row.ms is not None:
+                budgets.append(budget)
+                kept.append(judged.kept)
+                times.append(row.ms)
+        if not times or len(times) < _EXHAUSTIVE * launchable or not any(kept):
+            skipped.append(f"{name}, {problem}: {len(times)} of {launchable} configs timed")
+            continue
+        shapes.append(Timed(problem, gpu, kernel, tuple(budgets), tuple(kept), tuple(times)))
+    return shapes, skipped
+
+
+def _held_out(shapes: Sequence[Timed]) -> list[HeldOut]:
+    """Fit to half of a file's lengths and score on the others, both ways: ends and middles."""
+    lengths = sorted({shape.problem.N for shape in shapes})
+    if len(lengths) < 2:
+        return []
+    ends = tuple(N for i, N in enumerate(lengths) if i % 4 in (0, 3))
+    middles = tuple(N for N in lengths if N not in ends)
+    both = []
+    for seen, unseen in ((ends, middles), (middles, ends)):
+        constants = calibrate([shape for shape in shapes if shape.problem.N in seen])
+        scores = [_score(shape, constants) for shape in shapes if shape.problem.N in unseen]
+        both.append(HeldOut(seen, unseen, constants, tuple(scores)))
+    return both
+
+
+def _score(shape: Timed, constants: Machine | None) -> ShapeScore:
+    model = Model(shape.problem, shape.gpu, shape.kernel, constants)
+    costs = [model.predict(budget) for budget in shape.budgets]
+    # The order of ``cost.order``: kept before hopeless, then by predicted time.
+    ordered = sorted(range(len(costs)), key=lambda i: (not shape.kept[i], costs[i].predicted_ms))
+    fastest = min(range(len(costs)), key=lambda i: shape.ms[i])
+    best, first = shape.ms[fastest], ordered[0]
+    predicted = [cost.predicted_ms for cost in costs]
+    kept = [i for i in range(len(costs)) if shape.kept[i]]
+    return ShapeScore(
+        kernel=shape.kernel.name,
+        gpu=shape.gpu.name,
+        problem=shape.problem,
+        timed=len(costs),
+        best=costs[fastest].config,
+        best_ms=best,
+        best_place=ordered.index(fastest) + 1,
+        first=costs[first].config,
+        first_ms=shape.ms[first],
+        first_predicted_ms=predicted[first],
+        first_share=best / shape.ms[first],
+        first8_share=best / min(shape.ms[i] for i in ordered[:FIRST]),
+        rank_correlation=rank_correlation(predicted, shape.ms),
+        kept_correlation=rank_correlation(
+            [predicted[i] for i in kept], [shape.ms[i] for i in kept]
+        ),
+    )
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's: the correlation of the ranks, ties sharing theirs. 0 where one never varies."""
+    ranks_a, ranks_b = _ranks(a), _ranks(b)
+    middle = (len(a) - 1) / 2
+    both = sum((x - middle) * (y - middle) for x, y in zip(ranks_a, ranks_b, strict=True))
+    squares_a = sum((x - middle) ** 2 for x in ranks_a)
+    squares_b = sum((y - middle) ** 2 for y in ranks_b)
+    product: float = (squares_a * squares_b) ** 0.5
+    return both / product if product else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values)):
+        places.setdefault(value, []).append(place)
+    return [sum(places[value]) / len(places[value]) for value in values]

@@ -1,0 +1,167 @@
+"""``flashtune audit``: how far the budget, the model and the race can be trusted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashtune.cli.guard import NO, guarded
+from flashtune.cli.options import AsJson, triton_version
+from flashtune.errors import FlashtuneError
+
+if TYPE_CHECKING:
+    from flashtune.audit_budget import Report
+    from flashtune.audit_model import ModelAudit, ShapeScore
+
+app = typer.Typer(
+    help="How far the budget and the cost model can be trusted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command("model")
+@guarded
+def model(
+    sources: Annotated[
+        list[Path] | None, typer.Option("--from", help="Results file or folder; several are fine.")
+    ] = None,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out/--shipped-only",
+            help="Also fit the constants to half of the lengths and score them on the others.",
+        ),
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Score the cost model on recorded exhaustive sweeps. Needs no GPU.
+
+    For each shape: the best of the model's first 8 configs and its first choice, as a share of the
+    true best, and the rank correlation of predicted with measured times.
+
+    Examples:
+
+      flashtune audit model
+
+      flashtune audit model --from sweeps --json
+    """
+    from flashtune.audit_model import audit
+    from flashtune.cli.render import print_model_audit, write_json
+    from flashtune.store import find, read
+
+    paths = [path for source in sources or [Path("sweeps")] for path in find(source)]
+    if not paths:
+        where = ", ".join(map(str, sources or [Path("sweeps")]))
+        raise FlashtuneError(f"{where}: no sweep is there", "Name a file or folder with --from.")
+    result = audit([read(path) for path in paths], held_out=held_out)
+    if as_json:
+        write_json(_model_json(result))
+    else:
+        print_model_audit(result)
+
+
+def _model_json(result: ModelAudit) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        **_scores_json(result.shapes),
+        "held_out": [
+            {
+                "calibrated_on": half.calibrated_on,
+                "scored_on": half.scored_on,
+                "constants": half.calibrated,
+                **_scores_json(half.shapes),
+            }
+            for half in result.held_out
+        ],
+        "skipped": result.skipped,
+    }
+
+
+def _scores_json(shapes: tuple[ShapeScore, ...]) -> dict[str, Any]:
+    from flashtune.audit_model import summary
+
+    rows = [
+        {**asdict(shape), "best": str(shape.best), "first": str(shape.first)} for shape in shapes
+    ]
+    return {"shapes": rows, **summary(shapes)}
+
+
+@app.command("budget")
+@guarded
+def budget(
+    samples: Annotated[int, typer.Option("--samples", help="Random cases to compare.")] = 200,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the sample; a fresh one, printed, by default.")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option("--gpu", help="all, auto (the card that is present), or a name.")
+    ] = "all",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Compile processes; the CPUs you may use.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare predicted shared memory with the installed Triton's. Needs no GPU.
+
+    Draws kernels, head dimensions, dtypes, masks, tiles, warps, stages and alignments at random and
+    compiles each up to the allocation of shared memory. Exit code 1: some prediction was wrong.
+
+    Examples:
+
+      flashtune audit budget
+
+      flashtune audit budget --samples 2000 --gpu h200 --seed 1
+    """
+    from flashtune.audit_budget import audit, draw
+    from flashtune.cli.render import counting, print_budget_audit, write_json
+    from flashtune.compiler import default_jobs
+    from flashtune.gpu import known_gpus, target_gpu
+    from flashtune.provenance import usable_triton
+
+    for option, value in (("samples", samples), ("jobs", 1 if jobs is None else jobs)):
+        if value < 1:
+            raise FlashtuneError(f"--{option} {value}: too few", f"--{option} takes 1 or more.")
+    found = usable_triton()
+    cards = list(known_gpus().values()) if gpu == "all" else [target_gpu(gpu)]
+    chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
+    cases = draw(samples, chosen, cards)
+    with counting("compiling", len(cases)) as done:
+        report = audit(cases, triton_version(), jobs or default_jobs(), done)
+    if as_json:
+        write_json(_budget_json(report, found, chosen))
+    else:
+        print_budget_audit(report, found, chosen)
+    if report.count("wrong"):
+        raise typer.Exit(NO)
+
+
+def _budget_json(report: Report, triton: str, seed: int) -> dict[str, Any]:
+    """``total`` is what the compiler answered: exact + not_modelled + misses."""
+    return {
+        "schema_version": 1,
+        "triton": triton,
+        "seed": seed,
+        "exact": report.count("exact"),
+        "not_modelled": report.count("not modelled"),
+        "total": len(report.findings) - report.count("refused"),
+        "misses": [
+            {
+                "kernel": f.case.kernel.name,
+                "gpu": f.case.gpu.name,
+                "cc": f.case.gpu.cc,
+                **asdict(f.case.problem),
+                "config": str(f.case.config),
+                "odd_address": f.case.odd_address,
+                "odd_strides": f.case.odd_strides,
+                "predicted": f.predicted,
+                "compiled": f.compiled,
+            }
+            for f in report.of_kind("wrong")
+        ],
+        "refused": [{"case": str(f.case), "reason": f.reason} for f in report.of_kind("refused")],
+    }

@@ -1,0 +1,171 @@
+"""``flashtune audit budget``: the sample, what it compares, and the budget against this Triton."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from conftest import stop_compile_pool, subprocess_env
+
+from flashtune.audit_budget import Case, audit, case_arguments, draw, is_aligned
+from flashtune.cli.options import triton_version
+from flashtune.gpu import find_gpu, known_gpus
+from flashtune.kernels import KERNELS, find_kernel
+from flashtune.records import Problem
+from flashtune.space import parse_config
+
+ADA = find_gpu("rtx-4070-super")
+V0 = KERNELS["v0_baseline"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    return CommandLine.at(tmp_path, tmp_path_factory)
+
+
+def case(D: int = 64, odd_address: str = "", odd_strides: str = "") -> Case:
+    problem = Problem(4, 8, 8, 4096, 4096, D, False, "bf16")
+    return Case(V0, problem, parse_config("16x16x1x1"), ADA, odd_address, odd_strides)
+
+
+def test_the_same_seed_draws_the_same_sample_and_another_does_not() -> None:
+    cards = list(known_gpus().values())
+    assert draw(50, 1, cards) == draw(50, 1, cards)
+    assert draw(50, 1, cards) != draw(50, 2, cards)
+    assert draw(50, 1, cards)[:20] == draw(20, 1, cards)
+
+
+def test_the_sample_reaches_every_corner() -> None:
+    drawn = draw(2000, 1, list(known_gpus().values()))
+    assert {c.gpu.cc for c in drawn} == {"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}
+    assert {c.kernel.name for c in drawn} == set(KERNELS)
+    assert {c.problem.dtype for c in drawn} == {"bf16", "fp16", "fp32"}
+    assert {c.problem.causal for c in drawn} == {True, False}
+    assert {c.problem.D for c in drawn} == set(range(8, 257, 8))
+    assert {c.config.q_tile for c in drawn} == {c.config.k_tile for c in drawn}
+    assert {c.config.num_warps for c in drawn} == {1, 2, 4, 8, 16}
+    assert {c.config.num_stages for c in drawn} == set(range(1, 8))
+    assert {c.odd_address + c.odd_strides for c in drawn} == {"", "k", "v", "kv", "qkv"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "aligned"),
+    [
+        (case(), (True, True)),
+        (case(D=40), (True, True)),  # the launch tells the kernel that strides are multiples of 8
+        (case(odd_address="k"), (False, True)),
+        (case(odd_address="v"), (True, False)),
+        (case(odd_strides="k"), (False, True)),
+        (case(odd_strides="kv"), (False, False)),
+        # An odd K takes the hint away from V too: it is one for all strides.
+        (case(D=40, odd_strides="k"), (False, False)),
+        (case(D=40, odd_address="k"), (False, True)),
+    ],
+)
+def test_what_counts_as_aligned(asked: Case, aligned: tuple[bool, bool]) -> None:
+    values = case_arguments(asked)
+    assert (is_aligned(values, "k"), is_aligned(values, "v")) == aligned
+
+
+def test_the_budget_is_exact_on_a_fresh_sample(cli: CommandLine) -> None:
+    seed = str(random.SystemRandom().randrange(2**31))
+    done = cli.run("audit", "budget", "--samples", "60", "--seed", seed, "--json")
+    assert done.returncode == 0, (seed, done.stdout, done.stderr[-2000:])
+    report = json.loads(done.stdout)
+    assert report["schema_version"] == 1
+    assert report["triton"].startswith(".".join(map(str, triton_version())))
+    assert (report["misses"], report["refused"]) == ([], []), seed
+    assert report["exact"] + report["not_modelled"] == report["total"] == 60
+    assert report["not_modelled"] <= 1
+    assert report["seed"] == int(seed)
+    assert not (cli.cache / "cache").exists()
+    assert cli.left_behind() == {}
+
+
+WRONG_MODEL = """
+import sys
+from flashtune import audit_budget
+from flashtune.cli.app import main
+
+right = audit_budget.predicted
+
+def predicted(case, triton):
+    answer = right(case, triton)
+    if case.gpu.cc == "9.0":
+        return None  # a case without a model
+    return answer + 16 if case.problem.dtype == "fp32" else answer
+
+if __name__ == "__main__":
+    audit_budget.predicted = predicted
+    sys.argv = ["flashtune", "audit", "budget", "--samples", "24", "--seed", "1", *sys.argv[1:]]
+    main()
+"""
+
+
+def test_a_wrong_model_is_found_out(tmp_path: Path) -> None:
+    script = tmp_path / "wrong_model.py"
+    script.write_text(WRONG_MODEL)
+    drawn = draw(24, 1, list(known_gpus().values()))
+    off = [c for c in drawn if c.problem.dtype == "fp32" and c.gpu.cc != "9.0"]
+    unknown = [c for c in drawn if c.gpu.cc == "9.0"]
+    assert off and unknown
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(script), *more], cwd=tmp_path, env=subprocess_env(), text=True,
+            capture_output=True,
+        )  # fmt: skip
+
+    done = run("--json")
+    assert done.returncode == 1, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["total"] == 24
+    assert report["not_modelled"] == len(unknown)
+    assert report["exact"] == 24 - len(unknown) - len(off)
+    assert [m["config"] for m in report["misses"]] == [str(c.config) for c in off]
+    assert all(m["predicted"] == m["compiled"] + 16 for m in report["misses"])
+
+    told = run()
+    assert told.returncode == 1
+    assert f"{len(off)} wrong" in told.stdout
+    assert f"wrong: {off[0]}: predicted" in told.stdout
+    assert "seed 1" in told.stdout
+
+
+BROKEN = """
+import triton
+import triton.language as tl
+
+BASED_ON = "v0_baseline"
+
+
+@triton.jit
+def flash_fwd_kernel({parameters}, Q_TILE_SIZE: tl.constexpr, K_TILE_SIZE: tl.constexpr):
+    tl.static_assert(Q_TILE_SIZE == 0)
+"""
+
+
+def test_what_the_compiler_refuses_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(BROKEN.format(parameters=", ".join(case_arguments(case()))))
+    asked = Case(find_kernel(str(file)), case().problem, parse_config("16x16x1x1"), ADA)
+    try:
+        report = audit([asked, case()], triton_version(), 1)
+    finally:
+        stop_compile_pool()
+    assert [finding.kind for finding in report.findings] == ["refused", "exact"]
+    assert report.findings[0].reason is not None
+    assert "static_assert" in report.findings[0].reason or "triton" in report.findings[0].reason
+
+
+@pytest.mark.parametrize("option", [("--samples", "0"), ("--jobs", "0"), ("--gpu", "h2000")])
+def test_wrong_options_are_named(cli: CommandLine, option: tuple[str, str]) -> None:
+    done = cli.run("audit", "budget", *option)
+    assert done.returncode == 2
+    assert option[1] in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 2
