@@ -116,9 +116,17 @@ def compile_all(
         # Ctrl-C, or the caller gave up: nothing may go on compiling behind its back.
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=True)
+        _kill_what_is_left(scratch)
         raise
     finally:  # here and not in the workers, which may be killed at any moment
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _kill_what_is_left(scratch: Path) -> None:
+    """End the children of killed workers, each with its ptxas, which may outlive it."""
+    for path in scratch.glob("*/group"):
+        with suppress(ValueError):  # not written yet: that child sees that its worker is gone
+            _kill_group(int(path.read_text()))
 
 
 def _submit(
@@ -178,11 +186,12 @@ def compile_one(job: CompileJob, scratch: Path, how: How | None = None) -> Compi
         return Compiled(job.config, failure=Status.CRASHED, reason=_one_line(error))
     scratch = Path(tempfile.mkdtemp(dir=scratch))
     reader, writer = os.pipe()
+    worker = os.getpid()
     child = os.fork()
     if child == 0:
         try:
             os.close(reader)
-            _compile_and_exit(job, how or _compile, scratch, writer)
+            _compile_and_exit(job, how or _compile, scratch, writer, worker)
         finally:
             os._exit(1)  # an error (disk full) must not return into a second copy of the worker
     os.close(writer)
@@ -238,10 +247,13 @@ class _TargetOnly:
         return 0
 
 
-def _compile_and_exit(job: CompileJob, how: How, scratch: Path, writer: int) -> None:
+def _compile_and_exit(job: CompileJob, how: How, scratch: Path, writer: int, worker: int) -> None:
     """The child: compile, send the result through the pipe, and leave without clean-up."""
     os.setsid()  # a group of its own, so that ptxas can be killed with it
     _die_with_parent()
+    if os.getppid() != worker:  # it was killed before that could take effect
+        os._exit(1)
+    (scratch / "group").write_text(str(os.getpid()))
     output = os.open(scratch / "output", os.O_WRONLY | os.O_CREAT)
     sys.stdout.flush()
     sys.stderr.flush()
