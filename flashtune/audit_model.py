@@ -102,12 +102,11 @@ def _timed(file: SweepFile) -> tuple[list[Timed], list[str]]:
         return [], [f"{name}: nothing was measured"]
     if gpu is None or kernel is None:
         return [], [f"{name}: a card or a kernel that the model does not know"]
-    major, minor = provenance.triton.split(".")[:2]
     shapes, skipped = [], []
     for problem in sorted({row.problem for row in file.rows}):
         budgets, kept, times, launchable = [], [], [], 0
         for row in sorted((r for r in file.rows if r.problem == problem), key=lambda r: r.config):
-            budget = assess(problem, row.config, gpu, kernel, (int(major), int(minor)))
+            budget = assess(problem, row.config, gpu, kernel, provenance.triton_release)
             judged = verdict(budget, gpu)
             launchable += judged.out is not OutClass.CANNOT
             if row.status is Status.TIMED and row.ms is not None:

@@ -224,6 +224,12 @@ class Provenance:
     power_limit_w: float | None
     git_commit: str | None  # with "-dirty" where the tree had changes
 
+    @property
+    def triton_release(self) -> tuple[int, int]:
+        """(3, 6) for 3.6.0: what the budget's rules go by."""
+        major, minor = self.triton.split(".")[:2]
+        return int(major), int(minor)
+
     def differences(self, other: Provenance) -> list[str]:
         """What forbids continuing ``other``'s file: one 'name: theirs, here ours' a difference."""
         names = (

@@ -42,7 +42,7 @@ def recommend_for(
     gpu, kernel = _spec(provenance.gpu), KERNELS.get(provenance.kernel)
     if gpu is None or kernel is None:  # a card or a kernel that the budget does not know
         return recommend(files, max_configs=max_configs, regret=regret, serve=serve)
-    triton = _version(provenance.triton)
+    triton = provenance.triton_release
     if not any(file.provenance.measured for file in files):
         files = [_in_order(file, gpu, kernel, triton) for file in files]
     return recommend(
@@ -112,8 +112,3 @@ def _spec(name: str) -> GpuSpec | None:
     except FlashtuneError:  # the card here is not the one that was swept
         return None
     return present if present is not None and present.name == name else None
-
-
-def _version(triton: str) -> tuple[int, int]:
-    major, minor = triton.split(".")[:2]
-    return int(major), int(minor)
