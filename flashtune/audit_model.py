@@ -12,7 +12,8 @@ from flashtune.errors import FlashtuneError
 from flashtune.gpu import known_gpus
 from flashtune.kernels import KERNELS
 from flashtune.machine import CALIBRATED, Machine
-from flashtune.records import Config, OutClass, Problem, Status, SweepFile
+from flashtune.records import Config, OutClass, Problem, Status
+from flashtune.results import SweepFile
 
 FIRST = 8
 """How many of the model's first choices are looked at."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.records import KEEP, Compiled, Config, OutClass, Problem, Verdict
-from flashtune.shared import Instructions, Term, instructions, shared_bytes
+from flashtune.registers import Registers, predict_registers, wgmma_registers
+from flashtune.shared import Term, shared_bytes
+from flashtune.tensor_cores import WARP, Instructions, instructions, is_stacked, repeats
 
-THREADS = 32  # a warp
-MMA_ROWS = 16  # rows of one tensor-core instruction's output
-MMA_COLUMNS = 8
 ALWAYS_OUT_ACCUMULATORS = 512  # the article's rule: not even an exhaustive sweep compiles these
 HOPELESS_REPEATS = 1.5
 KNOWN_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -32,7 +31,9 @@ class Budget:
     register_cap: int  # registers a thread that the compiler may use
     repeats: float  # tensor work executed / needed, before masking
     warps_stacked: bool  # each warp owns whole rows; False: warps sit side by side along the keys
-    wgmma: bool  # Hopper's warp-group instructions
+    instructions: Instructions | None  # None: a compute capability nobody checked
+    registers: Registers  # predicted: only the compiler knows
+    wgmma_registers: int  # a thread's, that ptxas insists on for the widest wgmma; 0: none
     blocks_by_shared: int | None
     blocks_by_warps: int
     blocks_by_blocks: int
@@ -45,6 +46,15 @@ class Budget:
             return None
         limits = [self.blocks_by_shared, self.blocks_by_warps, self.blocks_by_blocks]
         return min(limits if blocks_by_registers is None else [*limits, blocks_by_registers])
+
+    def blocks_by_predicted_registers(self, gpu: GpuSpec) -> int:
+        """Blocks an SM by the registers that the compiler will likely use."""
+        return blocks_by_registers(gpu, self.config.num_warps, self.registers.expected)
+
+    def last_wave_busy(self, blocks_per_sm: int) -> float:
+        """The share of the resident slots that the last wave of programs fills."""
+        slots = self.slots_per_block * blocks_per_sm
+        return (self.programs % slots or slots) / slots
 
     def waves(self, blocks_per_sm: int | None) -> float | None:
         """Programs over resident slots: 1.14 is one full wave and a tail of 14%."""
@@ -63,10 +73,15 @@ class BudgetLine:
     other_tritons: tuple[tuple[str, int], ...]  # ("3.6", shared bytes) where they differ
     terms: tuple[Term, ...] = ()  # the sum behind the shared bytes
 
-    def blocks_by_registers(self, gpu: GpuSpec) -> int | None:
-        """Known only from the compiler's register count."""
+    @property
+    def registers_known(self) -> bool:
+        """Whether the compiler has said how many registers it uses; else they are predicted."""
+        return self.compiled is not None and self.compiled.regs is not None
+
+    def blocks_by_registers(self, gpu: GpuSpec) -> int:
+        """From the compiler's register count where there is one, else from the predicted one."""
         if self.compiled is None or self.compiled.regs is None:
-            return None
+            return self.budget.blocks_by_predicted_registers(gpu)
         return blocks_by_registers(gpu, self.budget.config.num_warps, self.compiled.regs)
 
     def blocks_per_sm(self, gpu: GpuSpec) -> int | None:
@@ -95,7 +110,7 @@ def blocks_by_registers(gpu: GpuSpec, num_warps: int, regs: int) -> int:
     header); this is lower than dividing the SM's 65,536 for 1 and 2 warps.
     """
     unit = gpu.register_unit_per_warp
-    per_warp = -(-THREADS * max(regs, 1) // unit) * unit
+    per_warp = -(-WARP * max(regs, 1) // unit) * unit
     warps = gpu.sub_partitions * (gpu.registers_per_sm // gpu.sub_partitions // per_warp)
     return warps // num_warps
 
@@ -113,12 +128,7 @@ def blocks_by_shared(gpu: GpuSpec, shared: int) -> int:
 
 def register_cap(gpu: GpuSpec, num_warps: int) -> int:
     """Registers a thread that ptxas may use for a block to fit: 255 up to 8 warps, 128 at 16."""
-    return min(gpu.registers_per_thread, gpu.registers_per_sm // (THREADS * num_warps))
-
-
-def uses_wgmma(gpu: GpuSpec, config: Config) -> bool:
-    """Whether Hopper's warp-group instructions apply: whole groups of 4 warps and of 64 rows."""
-    return instructions(gpu, config) is Instructions.WGMMA
+    return min(gpu.registers_per_thread, gpu.registers_per_sm // (WARP * num_warps))
 
 
 def assess(
@@ -130,39 +140,28 @@ def assess(
 ) -> Budget:
     """The budget of one config. ``triton`` is the version that will compile it, as (3, 6)."""
     shared = shared_bytes(problem, config, gpu, kernel, triton)
+    kind = instructions(gpu, config)
     scores = config.q_tile * config.k_tile
     outputs = config.q_tile * problem.padded_D
-    wgmma = uses_wgmma(gpu, config)
-    stacked = wgmma or config.q_tile >= problem.padded_D
+    cap = register_cap(gpu, config.num_warps)
+    wgmma = kind is Instructions.WGMMA
     return Budget(
         config=config,
         shared=shared,
         shared_limit=gpu.shared_per_block,
-        accumulators=(scores + outputs) / (THREADS * config.num_warps),
-        register_cap=register_cap(gpu, config.num_warps),
-        repeats=_repeats(problem, config, stacked),
-        warps_stacked=stacked,
-        wgmma=wgmma,
+        accumulators=(scores + outputs) / (WARP * config.num_warps),
+        register_cap=cap,
+        repeats=sum(repeats(problem, config, kind)) / 2,
+        warps_stacked=is_stacked(problem, config, kind),
+        instructions=kind,
+        registers=predict_registers(problem, config, kernel, kind, cap),
+        wgmma_registers=wgmma_registers(problem, config) if wgmma else 0,
         blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
         blocks_by_warps=gpu.warps_per_sm // config.num_warps,
         blocks_by_blocks=gpu.blocks_per_sm,
         programs=problem.B * problem.H * -(-problem.N // config.q_tile),
         slots_per_block=gpu.sms,
     )
-
-
-def _repeats(problem: Problem, config: Config, stacked: bool) -> float:
-    """Tensor work executed over needed, when warps outnumber the blocks of an output.
-
-    Stacked warps beyond one per 16 rows repeat rows, in both multiplies. Side by side, each
-    multiply has its own columns to share out: k_tile/8 blocks for Q K^T, D/8 for P V (the article's
-    Round 0: 16x16 with 4 warps runs Q K^T twice and P V once, 1.5 in all).
-    """
-    if stacked:
-        return max(1.0, config.num_warps * MMA_ROWS / config.q_tile)
-    scores = max(1.0, config.num_warps * MMA_COLUMNS / config.k_tile)
-    outputs = max(1.0, config.num_warps * MMA_COLUMNS / problem.padded_D)
-    return (scores + outputs) / 2
 
 
 def other_tritons(
@@ -197,6 +196,13 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
             f"needs {budget.shared:,} bytes of shared memory a block, {gpu.title} allows"
             f" {budget.shared_limit:,}",
         )
+    if budget.wgmma_registers > cap:
+        return Verdict(
+            OutClass.CANNOT,
+            "wgmma_registers",
+            f"its widest wgmma takes {budget.wgmma_registers} registers a thread, the cap with"
+            f" {budget.config.num_warps} warps is {cap}: ptxas refuses it (C7602)",
+        )
     return KEEP if exhaustive else _hopeless(budget, gpu, accumulators, cap)
 
 
@@ -209,7 +215,7 @@ def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Ve
             f"S and O alone take {accumulators:g} registers a thread, the cap with"
             f" {config.num_warps} warps is {cap}: it always spills",
         )
-    if gpu.cc_number == 90 and not budget.wgmma:
+    if gpu.cc_number == 90 and budget.instructions is not Instructions.WGMMA:
         return Verdict(
             OutClass.HOPELESS,
             "no_wgmma",

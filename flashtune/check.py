@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from flashtune.records import Check, Problem
+from flashtune.records import Problem
+from flashtune.results import Check
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOLERANCE = {"bf16": 2e-2, "fp16": 1e-2, "fp32": 1e-2}

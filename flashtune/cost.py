@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flashtune.budget import THREADS, Budget, blocks_by_registers
+from flashtune.budget import Budget, blocks_by_registers
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.machine import Machine, clock_mhz, machine
@@ -32,12 +32,12 @@ from flashtune.operations import (
     dram_bytes,
     key_steps,
     operations,
-    reads_in_place,
     step_work,
 )
 from flashtune.records import Config, OutClass, Problem, Verdict
+from flashtune.tensor_cores import WARP, reads_in_place
 
-__all__ = ["Cost", "Model", "Operations", "Parts", "operations", "order", "predict", "registers"]
+__all__ = ["Cost", "Model", "Operations", "Parts", "operations", "order", "predict"]
 
 # Instructions, each done by as many threads as share the work, counted in v6's code: for each score
 # a multiply-add, a maximum, an exp2, a sum and half a conversion to 16 bits; for each 16-byte copy
@@ -120,23 +120,6 @@ def predict(
     return Model(problem, gpu, kernel, constants).predict(budget)
 
 
-def registers(problem: Problem, budget: Budget, gpu: GpuSpec) -> float:
-    """Registers a thread that the config would like, were there no cap; a rough estimate.
-
-    S counts twice (the scores, and P beside them) and O once. mma.sync also holds its operands and
-    the addresses of its copies in registers. Fitted to the compiled configs of the recorded sweep
-    and checked against the articles' table for sm_89.
-    """
-    config = budget.config
-    threads = THREADS * config.num_warps
-    scores = config.q_tile * config.k_tile / threads * budget.repeats
-    outputs = config.q_tile * problem.padded_D / threads * budget.repeats
-    if reads_in_place(gpu, config):
-        return 30 + 2 * scores + outputs
-    copies = 2 * config.k_tile * problem.padded_D * problem.element_bytes / 16 / threads
-    return 44 + 2.2 * scores + outputs + 2 * copies
-
-
 class _Tile(NamedTuple):
     """What configs that differ only in their stages have in common."""
 
@@ -215,10 +198,10 @@ class Model:
 
     def _tile(self, budget: Budget) -> _Tile:
         m, warps, problem = self.machine, budget.config.num_warps, self.problem
-        in_place = reads_in_place(self.gpu, budget.config)
-        stacked, steps = budget.warps_stacked, key_steps(problem, budget.config, self.kernel)
-        work = step_work(problem, budget.config, in_place=in_place, stacked=stacked)
-        wanted = registers(problem, budget, self.gpu)
+        in_place, stacked = reads_in_place(budget.instructions), budget.warps_stacked
+        steps = key_steps(problem, budget.config, self.kernel)
+        work = step_work(problem, budget.config, budget.instructions)
+        wanted = budget.registers.wanted
         spilled = max(0.0, wanted - budget.register_cap)
 
         share = m.tensor_share if in_place else min(m.tensor_share, m.mma_v2_share)
@@ -228,7 +211,7 @@ class Model:
         # Every access to a spilled register is a wavefront for every warp.
         accesses = _SPILL_ACCESSES if in_place else _SPILL_ACCESSES_MMA_V2
         shared = (work.wavefronts + accesses * spilled * warps) * BANK_BYTES / m.shared_bytes
-        shared += work.exchanges * THREADS / m.lsu_lanes
+        shared += work.exchanges * WARP / m.lsu_lanes
         l2 = work.l2_bytes / m.l2_bytes
 
         units = (tensor, special, arithmetic, shared, l2)
@@ -264,7 +247,7 @@ class Model:
             + work.outputs * _PER_OUTPUT
             + work.rows * _PER_ROW
             + work.copies * _PER_COPY
-            + warps * THREADS * _PER_THREAD
+            + warps * WARP * _PER_THREAD
         )
 
     def _equal(self, tile: _Tile, chain: float, blocks: int, full: float) -> float:

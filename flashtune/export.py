@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flashtune.errors import FlashtuneError
-from flashtune.records import Config, Problem, Provenance, Recommendation, Recommended, RunInfo
+from flashtune.records import Config, Problem
+from flashtune.results import Provenance, Recommendation, Recommended, RunInfo
 
 SCHEMA_VERSION = 1
 """Of ``as_json``: raised when a field is renamed, removed or changes its meaning."""

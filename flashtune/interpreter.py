@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from flashtune.kernels import KERNELS, Kernel, find_kernel, load_kernel
-from flashtune.records import Check, Config, Problem
+from flashtune.records import Config, Problem
+from flashtune.results import Check
 
 DTYPES = ("fp16", "fp32")
 CONFIG = Config(32, 16, 4, 2)

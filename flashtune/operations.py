@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashtune.budget import MMA_COLUMNS, MMA_ROWS, uses_wgmma
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.records import Config, Problem
+from flashtune.tensor_cores import (
+    MMA_ROWS,
+    WGMMA_ROWS,
+    Instructions,
+    instructions,
+    is_stacked,
+    reads_in_place,
+    repeats,
+)
 
 BANK_BYTES = 128  # what shared memory moves in one wavefront: 32 banks of 4 bytes
-_WGMMA_ROWS = 64  # one wgmma instruction's rows; it reads its K or V operand once
 # Shuffles and shared-memory instructions of a row maximum or sum across warps, for each warp and
 # 16 rows (the articles' Round 0, problem 2).
 _CROSS_WARP_REDUCTION = 11
@@ -66,10 +73,8 @@ class StepWork(NamedTuple):
 
 def operations(problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel) -> Operations:
     """Count one launch's work exactly, but for shared_wavefronts, which is within a tenth."""
-    in_place = reads_in_place(gpu, config)
-    stacked = uses_wgmma(gpu, config) or config.q_tile >= problem.padded_D
     steps, heads = key_steps(problem, config, kernel), problem.B * problem.H
-    work = step_work(problem, config, in_place=in_place, stacked=stacked)
+    work = step_work(problem, config, instructions(gpu, config))
     reads, writes = dram_bytes(problem)
     total = heads * steps.total
     q_bytes = config.q_tile * problem.D * problem.element_bytes
@@ -120,29 +125,15 @@ def _key_steps(
     return KeySteps(sum(counts), masked, tuple(sorted(counts, reverse=True)), programs)
 
 
-def reads_in_place(gpu: GpuSpec, config: Config) -> bool:
-    """Whether the tensor cores read K and V from shared memory themselves: Hopper's wgmma, and
-    tcgen05 of datacentre Blackwell."""
-    tcgen05 = gpu.cc_number == 100 and config.q_tile % 64 == 0 and config.num_warps in (4, 8)
-    return tcgen05 or uses_wgmma(gpu, config)
-
-
-def step_work(problem: Problem, config: Config, *, in_place: bool, stacked: bool) -> StepWork:
-    """One key step's work.
-
-    Stacked warps beyond one per 16 rows repeat rows in both multiplies. Side by side, each multiply
-    shares out its own columns: those of S for Q K^T, those of O for P V.
-    """
+def step_work(problem: Problem, config: Config, kind: Instructions | None) -> StepWork:
+    """One key step's work, on the tensor instructions ``kind``."""
     q, k, warps = config.q_tile, config.k_tile, config.num_warps
     D, e = problem.padded_D, problem.element_bytes
-    if stacked:
-        repeats_s = repeats_o = max(1.0, warps * MMA_ROWS / q)
-    else:
-        repeats_s = max(1.0, warps * MMA_COLUMNS / k)
-        repeats_o = max(1.0, warps * MMA_COLUMNS / D)
+    in_place, stacked = reads_in_place(kind), is_stacked(problem, config, kind)
+    repeats_s, repeats_o = repeats(problem, config, kind)
     q_bytes, kv_bytes, copied = q * D * e, k * D * e, 2 * k * problem.D * e
     if in_place:  # K and V once for every 64 rows
-        read = repeats_s * (q_bytes + max(1.0, q / _WGMMA_ROWS) * 2 * kv_bytes)
+        read = repeats_s * (q_bytes + max(1.0, q / WGMMA_ROWS) * 2 * kv_bytes)
     elif stacked:  # every warp reads all of K and V, and its own rows of Q again each time
         read = warps * 2 * kv_bytes + repeats_s * q_bytes
     else:  # every warp reads all of Q and of P, and its own columns of K and V

@@ -18,16 +18,8 @@ from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 
 from flashtune.errors import FlashtuneError
-from flashtune.records import (
-    Problem,
-    Provenance,
-    Row,
-    RunInfo,
-    SdpaResult,
-    SdpaTiming,
-    Status,
-    SweepFile,
-)
+from flashtune.records import Problem, Status
+from flashtune.results import Provenance, Row, RunInfo, SdpaResult, SdpaTiming, SweepFile
 
 if TYPE_CHECKING:  # neither has a place in a command that only prints help
     import pandas as pd

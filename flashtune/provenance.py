@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import platform
-import re
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
-from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
-from flashtune.records import Provenance
+from flashtune.results import Provenance
+from flashtune.versions import usable_triton, version
 
 _PACKAGE = Path(__file__).resolve().parent
-_OLDEST_TRITON = (3, 6)
-_TRITON_HINT = "pip install 'triton>=3.6'"
 
 
 def provenance(spec: GpuSpec, kernel: str, kernel_hash: str) -> Provenance:
@@ -39,24 +35,6 @@ def provenance(spec: GpuSpec, kernel: str, kernel_hash: str) -> Provenance:
         power_limit_w=spec.power_limit_w if spec.present else None,
         git_commit=_git_commit(_PACKAGE),
     )
-
-
-def version(distribution: str) -> str | None:
-    """The installed version of ``distribution``; None when it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def usable_triton() -> str:
-    """The installed Triton's version. Raises FlashtuneError when there is none or it is too old."""
-    found = version("triton")
-    if found is None:
-        raise FlashtuneError("Triton is not installed, so no kernel can be compiled.", _TRITON_HINT)
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _OLDEST_TRITON:
-        raise FlashtuneError(f"Triton {found} is too old; 3.6 or newer is needed.", _TRITON_HINT)
-    return found
 
 
 def _git_commit(folder: Path) -> str | None:

@@ -18,15 +18,8 @@ from flashtune.cover import (
     reached_by,
 )
 from flashtune.errors import FlashtuneError
-from flashtune.records import (
-    Config,
-    Problem,
-    Recommendation,
-    Recommended,
-    Row,
-    Status,
-    SweepFile,
-)
+from flashtune.records import Config, Problem, Status
+from flashtune.results import Recommendation, Recommended, Row, SweepFile
 from flashtune.stats import median
 
 

@@ -16,7 +16,6 @@ others are gone and are no larger than the Q tile was, so they never decide.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,22 +23,12 @@ from flashtune.allocator import PLAIN_ALIGNMENT, SCRATCH_ALIGNMENT, Buffer, plac
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.records import Config, Problem
+from flashtune.tensor_cores import MMA_COLUMNS, WARP, Instructions, instructions, is_stacked
 
-WARP = 32
-MMA_KEYS = 8  # keys (columns of S) that one tensor instruction of one warp covers
 CHUNKED_REDUCTIONS = (3, 8)
 """From this Triton on, a row reduction passes its partial results between warps in chunks."""
 
-_MMA_V2 = frozenset({80, 86, 89, 120})  # compute capabilities with mma.sync alone
 _BARRIER = 8  # bytes
-
-
-class Instructions(StrEnum):
-    """The tensor instructions that a config's multiplies become."""
-
-    MMA = "mma"  # operands in registers
-    WGMMA = "wgmma"  # Hopper: groups of 4 warps read K and V where they lie
-    TCGEN05 = "tcgen05"  # datacentre Blackwell: the same, with results in tensor memory
 
 
 @dataclass(frozen=True)
@@ -50,20 +39,6 @@ class Term:
     bytes: int
     why: str
     counted: bool  # False: shares the space of the others
-
-
-def instructions(gpu: GpuSpec, config: Config) -> Instructions | None:
-    """Which tensor instructions a config gets; None for a compute capability nobody checked."""
-    cc = gpu.cc_number
-    if cc in _MMA_V2:
-        return Instructions.MMA
-    if cc == 90:
-        whole = config.num_warps % 4 == 0 and config.q_tile % 64 == 0
-        return Instructions.WGMMA if whole else Instructions.MMA
-    if cc == 100:
-        whole = config.num_warps in (4, 8) and config.q_tile % 64 == 0
-        return Instructions.TCGEN05 if whole else Instructions.MMA
-    return None
 
 
 # The buffers of a kernel --------------------------------------------------------------------------
@@ -158,12 +133,12 @@ def _plan(
     ahead = stages - 1 if mma is Instructions.MMA else stages
     turn = p = rows = 0
     if mma is Instructions.MMA:
-        side_by_side = warps > 1 and q_tile < D
+        side_by_side = warps > 1 and not is_stacked(problem, config, mma)
         if side_by_side:
             p, rows = q_tile * k_tile * e, _row_scratch(q_tile, k_tile, warps, triton)
         if not k_ahead:
             # As many keys as the warps multiply at once, or 16 bytes a thread.
-            at_once = MMA_KEYS * D * 2
+            at_once = MMA_COLUMNS * D * 2
             turn = at_once * warps if side_by_side else max(16 * WARP * warps, at_once)
             turn = min(turn, k_tile * D * e)
     # fp32 rows of 16, one element a lane: one warp can turn V round among its own lanes. Lanes hold
@@ -177,7 +152,7 @@ def _plan(
         turn = min(64 * WARP, k_tile * D * e)
     two_groups = mma is Instructions.TCGEN05 and warps == 8 and q_tile < 256
     if two_groups:
-        rows = _row_scratch(q_tile, 2 * MMA_KEYS, 2, triton)
+        rows = _row_scratch(q_tile, 2 * MMA_COLUMNS, 2, triton)
     return Plan(
         instructions=mma,
         q=q_tile * D * e,
@@ -200,7 +175,7 @@ def _plan(
 
 def _row_scratch(q_tile: int, k_tile: int, warps: int, triton: tuple[int, int]) -> int:
     """Bytes that a row reduction needs: an fp32 for each row and slice of keys."""
-    slices = min(warps, k_tile // MMA_KEYS)
+    slices = min(warps, k_tile // MMA_COLUMNS)
     if slices <= 1:
         return 0
     if triton >= CHUNKED_REDUCTIONS:

@@ -18,15 +18,8 @@ from flashtune.export import python_module, write_new
 from flashtune.gpu import GpuSpec, known_gpus, present_gpu
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.recommend import recommend
-from flashtune.records import (
-    ELEMENT_BYTES,
-    Config,
-    Problem,
-    Recommendation,
-    Row,
-    Status,
-    SweepFile,
-)
+from flashtune.records import ELEMENT_BYTES, Config, Problem, Status
+from flashtune.results import Recommendation, Row, SweepFile
 
 COMMON_HEAD_DIMENSIONS = (64, 128)
 """A list claims to serve these in every dtype, beside what was swept."""

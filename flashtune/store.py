@@ -28,7 +28,8 @@ from flashtune.parquet import (
     write_file,
     writing,
 )
-from flashtune.records import Config, Problem, Provenance, Row, RunInfo, SdpaResult, SweepFile
+from flashtune.records import Config, Problem
+from flashtune.results import Provenance, Row, RunInfo, SdpaResult, SweepFile
 
 if TYPE_CHECKING:
     import pandas as pd

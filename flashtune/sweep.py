@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashtune import store as results
 from flashtune.budget import BudgetLine
 from flashtune.compiler import CompileJob, compile_all, specialisation
 from flashtune.errors import FlashtuneError
@@ -19,17 +18,9 @@ from flashtune.interpreter import check_arithmetic
 from flashtune.kernels import Kernel, kernel_hash
 from flashtune.plan import ProblemPlan
 from flashtune.provenance import provenance
-from flashtune.records import (
-    KEEP,
-    Compiled,
-    Config,
-    Problem,
-    Row,
-    RunInfo,
-    SdpaResult,
-    Status,
-    SweepFile,
-)
+from flashtune.records import KEEP, Compiled, Config, Problem, Status
+from flashtune.results import Row, RunInfo, SdpaResult, SweepFile
+from flashtune.store import SweepStore, results_path
 
 if TYPE_CHECKING:
     from flashtune.worker import GpuWorker, Outcome
@@ -121,13 +112,11 @@ def run(request: SweepRequest, emit: Emit) -> SweepResult:
     """
     here = provenance(request.gpu, request.kernel.name, kernel_hash(request.kernel))
     first = request.plans[0].problem
-    path = results.results_path(
-        request.out, here.gpu, here.kernel, first.dtype, first.D, here.measured
-    )
+    path = results_path(request.out, here.gpu, here.kernel, first.dtype, first.D, here.measured)
     started = datetime.now(UTC)
     run_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     info = RunInfo(run_id, request.command, started, here.git_commit)
-    with results.SweepStore.open(path, here, info, fresh=request.fresh) as store:
+    with SweepStore.open(path, here, info, fresh=request.fresh) as store:
         sweep = _Sweep(request, store, run_id, emit)
         sweep.write_predicted()
         if request.gpu.present:
@@ -141,9 +130,7 @@ def run(request: SweepRequest, emit: Emit) -> SweepResult:
 class _Sweep:
     """One run's state: the request, its open store and what has been compiled."""
 
-    def __init__(
-        self, request: SweepRequest, store: results.SweepStore, run_id: str, emit: Emit
-    ) -> None:
+    def __init__(self, request: SweepRequest, store: SweepStore, run_id: str, emit: Emit) -> None:
         self.request = request
         self.store = store
         self.run_id = run_id

@@ -18,7 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashtune.check import Inputs
 from flashtune.errors import FlashtuneError
-from flashtune.records import Problem, SdpaTiming, Timing
+from flashtune.records import Problem
+from flashtune.results import SdpaTiming, Timing
 from flashtune.stats import median, median_interval
 
 WARM_UP_SECONDS = 1.0

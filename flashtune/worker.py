@@ -24,7 +24,8 @@ from flashtune.driver import clock_reader
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import Kernel, load_kernel
 from flashtune.kernels.launch import forward
-from flashtune.records import Check, Config, Problem, SdpaTiming, Status, Timing
+from flashtune.records import Config, Problem, Status
+from flashtune.results import Check, SdpaTiming, Timing
 from flashtune.timing import Timer, sdpa_launch, time_sdpa
 
 

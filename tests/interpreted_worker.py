@@ -17,7 +17,8 @@ from triton.runtime.errors import OutOfResources
 
 from flashtune import worker
 from flashtune.kernels import find_kernel
-from flashtune.records import Config, Problem, Timing
+from flashtune.records import Config, Problem
+from flashtune.results import Timing
 
 
 class NoTimer:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtune import cost
 from flashtune.budget import Budget, assess, verdict
 from flashtune.cost import Cost, operations, order, predict
 from flashtune.gpu import GpuSpec, find_gpu, known_gpus
@@ -261,5 +260,6 @@ def test_the_order_does_not_depend_on_the_order_it_was_asked_in() -> None:
 def test_the_register_estimate_is_near_the_articles_table() -> None:
     """Compiled for sm_89: 127, 146 and 207 registers; the cap holds the last two below."""
     for config, compiled in ("64x32x4x3", 127), ("128x64x8x4", 146), ("128x128x8x3", 207):
-        wanted = cost.registers(FULL, budget(FULL, config, ADA, V0), ADA)
-        assert wanted == pytest.approx(compiled, rel=0.2)
+        registers = budget(FULL, config, ADA, V0).registers
+        assert registers.low <= compiled <= registers.high
+        assert registers.spill_probability < 0.5

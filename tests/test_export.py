@@ -17,7 +17,8 @@ import pytest
 
 from flashtune.errors import FlashtuneError
 from flashtune.export import as_json, parse_param_names, python_module, write_new
-from flashtune.records import Config, Problem, Provenance, Recommendation, Recommended, RunInfo
+from flashtune.records import Config, Problem
+from flashtune.results import Provenance, Recommendation, Recommended, RunInfo
 
 FOREIGN = Path(__file__).with_name("foreign_attention.py")
 FOREIGN_NAMES = {

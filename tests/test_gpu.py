@@ -414,14 +414,14 @@ def test_provenance_of_a_target_and_of_a_card() -> None:
 
 
 def test_provenance_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "version", lambda name: None)
+    monkeypatch.setattr(versions, "version", lambda name: None)
     with pytest.raises(FlashtuneError, match="Triton"):
         provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash")
 
 
 @pytest.mark.parametrize("found", ["3.5.1", "2.9.0+git1a2b3c4d", "3"])
 def test_provenance_refuses_an_old_triton(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(provenance, "version", lambda name: found)
+    monkeypatch.setattr(versions, "version", lambda name: found)
     with pytest.raises(FlashtuneError, match=re.escape(f"Triton {found} is too old")) as error:
         provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash")
     assert error.value.hint == "pip install 'triton>=3.6'"
@@ -429,13 +429,13 @@ def test_provenance_refuses_an_old_triton(monkeypatch: pytest.MonkeyPatch, found
 
 @pytest.mark.parametrize("found", ["3.6.0", "3.10.1", "3.6.0+git1a2b3c4d", "4.0"])
 def test_provenance_takes_a_newer_triton(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(provenance, "version", lambda name: found)
+    monkeypatch.setattr(versions, "version", lambda name: found)
     assert provenance.provenance(gpu.find_gpu("l4"), "kernel", "hash").triton == found
 
 
 def test_version_of_what_is_not_installed_is_none() -> None:
-    assert provenance.version("pytest") == pytest.__version__
-    assert provenance.version("no-such-distribution-flashtune") is None
+    assert versions.version("pytest") == pytest.__version__
+    assert versions.version("no-such-distribution-flashtune") is None
 
 
 def test_git_commit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

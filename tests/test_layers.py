@@ -33,21 +33,26 @@ ROOMS = {
     "__init__": Room(),
     "__main__": Room("cli.app"),
     "records": Room(),
+    "results": Room("records"),
+    "versions": Room("errors"),
     "errors": Room(),
     "config_files": Room("errors"),
     "driver": Room("errors", third_inside="pynvml"),
     "gpu": Room("config_files driver errors records"),
-    "provenance": Room("errors gpu records"),
+    "provenance": Room("gpu results versions"),
     "space": Room("config_files errors records"),
     "allocator": Room(),
-    "shared": Room("allocator gpu kernels records"),
-    "budget": Room("gpu kernels records shared"),
+    "tensor_cores": Room("gpu records"),
+    "shared": Room("allocator gpu kernels records tensor_cores"),
+    "registers": Room("kernels records tensor_cores"),
+    "budget": Room("gpu kernels records registers shared tensor_cores"),
     "machine": Room("gpu"),
-    "operations": Room("budget gpu kernels records"),
-    "cost": Room("budget gpu kernels machine operations records"),
+    "operations": Room("gpu kernels records tensor_cores"),
+    "cost": Room("budget gpu kernels machine operations records tensor_cores"),
+    "explain": Room("budget cost gpu kernels records shared"),
     "plan": Room("budget cost gpu kernels records"),
     "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
-    "audit_model": Room("budget calibrate cost errors gpu kernels machine records"),
+    "audit_model": Room("budget calibrate cost errors gpu kernels machine records results"),
     "kernels": Room("errors records"),
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
@@ -58,22 +63,22 @@ ROOMS = {
     "audit_budget": Room(
         "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
     ),
-    "interpreter": Room("check kernels kernels.launch records"),
-    "check": Room("kernels kernels.launch records", third="torch"),
+    "interpreter": Room("check kernels kernels.launch records results"),
+    "check": Room("kernels kernels.launch records results", third="torch"),
     "stats": Room("records", third="numpy"),
-    "timing": Room("check errors records stats", third="torch"),
+    "timing": Room("check errors records results stats", third="torch"),
     "worker": Room(
-        "check driver errors kernels kernels.launch records timing", third="torch triton"
+        "check driver errors kernels kernels.launch records results timing", third="torch triton"
     ),
-    "parquet": Room("errors records", third_inside="pandas pyarrow"),
-    "store": Room("errors parquet records", third_inside="pandas pyarrow"),
+    "parquet": Room("errors records results", third_inside="pandas pyarrow"),
+    "store": Room("errors parquet records results", third_inside="pandas pyarrow"),
     "cover": Room("records"),
-    "recommend": Room("cover errors records stats", third_inside="pandas"),
-    "export": Room("errors records"),
-    "shortlist": Room("budget cost errors export gpu kernels recommend records store"),
+    "recommend": Room("cover errors records results stats", third_inside="pandas"),
+    "export": Room("errors records results"),
+    "shortlist": Room("budget cost errors export gpu kernels recommend records results store"),
     "sweep": Room(
         "budget check compiler cost errors export gpu interpreter kernels plan provenance recommend"
-        " records shortlist space stats store timing worker"
+        " records results shortlist space stats store timing worker"
     ),
     "cli": Room(),
     "cli.render": Room(EVERYTHING, third="rich"),
@@ -82,9 +87,10 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
-    "records", "errors", "config_files", "driver", "gpu", "provenance", "space",
-    "allocator", "shared", "budget",
-    "machine", "operations", "cost", "plan", "kernels", "kernels.launch", "compiler", "sweep",
+    "records", "results", "errors", "config_files", "driver", "gpu", "versions", "provenance",
+    "space", "tensor_cores", "allocator", "shared", "registers", "budget",
+    "machine", "operations", "cost", "explain", "plan", "kernels", "kernels.launch",
+    "compiler", "sweep",
     "parquet", "store", "export",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}

@@ -12,9 +12,9 @@ from flashtune.compiler import CompileJob, compile_all, default_jobs
 from flashtune.gpu import present_gpu
 from flashtune.kernels import DEFAULT_KERNEL, KERNELS, load_kernel
 from flashtune.kernels.launch import absent_arguments, config_arguments
-from flashtune.provenance import usable_triton
 from flashtune.records import KEEP, Compiled, Problem
 from flashtune.space import load_space
+from flashtune.versions import usable_triton
 
 pytestmark = pytest.mark.gpu
 

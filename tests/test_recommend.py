@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from flashtune.errors import FlashtuneError
 from flashtune.recommend import recommend
-from flashtune.records import Config, Problem, Provenance, Recommendation, Row, Status, SweepFile
+from flashtune.records import Config, Problem, Status
+from flashtune.results import Provenance, Recommendation, Row, SweepFile
 
 LANDSCAPE = (
     Path(__file__).resolve().parents[2] / "shared" / "data" / "h200_landscape_v4_bf16_D64.parquet"

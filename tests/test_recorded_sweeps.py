@@ -12,7 +12,8 @@ from flashtune.budget import Budget, assess, verdict
 from flashtune.cost import order
 from flashtune.gpu import find_gpu
 from flashtune.kernels import KERNELS
-from flashtune.records import Config, Problem, Status, SweepFile, Verdict
+from flashtune.records import Config, Problem, Status, Verdict
+from flashtune.results import SweepFile
 from flashtune.shortlist import list_path, recommend_for, write_list
 from flashtune.space import load_space
 from flashtune.store import find, read

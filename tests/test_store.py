@@ -29,16 +29,8 @@ from hypothesis import strategies as st
 
 from flashtune import parquet, store
 from flashtune.errors import FlashtuneError
-from flashtune.records import (
-    Config,
-    Problem,
-    Provenance,
-    Row,
-    RunInfo,
-    SdpaResult,
-    SdpaTiming,
-    Status,
-)
+from flashtune.records import Config, Problem, Status
+from flashtune.results import Provenance, Row, RunInfo, SdpaResult, SdpaTiming
 from flashtune.store import SweepStore
 
 ROOT = Path(store.__file__).parents[1]

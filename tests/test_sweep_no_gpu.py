@@ -19,7 +19,8 @@ from command_line import TARGET, CommandLine
 from planted_faults import BASE, FAULTS, LENGTHS, PlantedFault
 
 from flashtune.kernels import KERNELS
-from flashtune.records import Row, Status, SweepFile
+from flashtune.records import Status
+from flashtune.results import Row, SweepFile
 from flashtune.store import find, read
 
 

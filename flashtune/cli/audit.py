@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,18 +116,20 @@ def budget(
 
       flashtune audit budget --samples 2000 --gpu h200 --seed 1
     """
+    import secrets
+
     from flashtune.audit_budget import audit, draw
     from flashtune.cli.render import counting, print_budget_audit, write_json
     from flashtune.compiler import default_jobs
     from flashtune.gpu import known_gpus, target_gpu
-    from flashtune.provenance import usable_triton
+    from flashtune.versions import usable_triton
 
     for option, value in (("samples", samples), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise FlashtuneError(f"--{option} {value}: too few", f"--{option} takes 1 or more.")
     found = usable_triton()
     cards = list(known_gpus().values()) if gpu == "all" else [target_gpu(gpu)]
-    chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
+    chosen = secrets.randbelow(2**31) if seed is None else seed
     cases = draw(samples, chosen, cards)
     with counting("compiling", len(cases)) as done:
         report = audit(cases, triton_version(), jobs or default_jobs(), done)

@@ -24,12 +24,11 @@ from flashtune.cli.options import (
 )
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import DEFAULT_KERNEL, Kernel
-from flashtune.provenance import usable_triton
-from flashtune.records import Compiled, Config, OutClass, Problem
+from flashtune.records import Compiled, Config, Problem
+from flashtune.versions import usable_triton
 
 if TYPE_CHECKING:
-    from flashtune.budget import BudgetLine
-    from flashtune.cost import Cost
+    from flashtune.explain import Explanation, Neighbour
     from flashtune.gpu import GpuSpec
 
 
@@ -63,12 +62,10 @@ def command(
 
       flashtune budget 64x32x4x3 128x128x8x4 --gpu rtx-4090 --compile
     """
-    from flashtune import budget as rules
-    from flashtune.cli.render import print_budgets, write_json
-    from flashtune.cost import predict
+    from flashtune.cli.card import card as explanation_card
+    from flashtune.explain import Explainer
     from flashtune.gpu import target_gpu
     from flashtune.kernels import find_kernel
-    from flashtune.shared import terms
     from flashtune.space import parse_config
 
     parsed = list(dict.fromkeys(parse_config(text) for text in configs))
@@ -83,27 +80,21 @@ def command(
     if compile_too:
         usable_triton()
     compiled = _compile(problem, parsed, card, chosen) if compile_too else {}
-    lines = []
-    for config in parsed:
-        budget = rules.assess(problem, config, card, chosen, version)
-        lines.append(
-            rules.BudgetLine(
-                budget,
-                rules.verdict(budget, card),
-                compiled.get(config),
-                rules.other_tritons(problem, config, card, chosen, version),
-                terms(problem, config, card, chosen, version) or (),
-            )
-        )
-    costs = {
-        line.budget.config: predict(problem, line.budget, card, chosen)
-        for line in lines
-        if line.verdict.out is not OutClass.CANNOT
-    }
+    explainer = Explainer(problem, card, chosen, version)
+    explained = [explainer.explain(config, compiled.get(config)) for config in parsed]
     if as_json:
-        write_json(_as_json(problem, card, version, lines, costs))
+        from flashtune.cli.render import write_json
+
+        write_json(_as_json(problem, card, version, explained))
+        return
+    target = f"{card.title} (sm_{card.cc_number}), Triton {version[0]}.{version[1]}"
+    title = f"{chosen.name} on {target}, {problem}"
+    if len(explained) == 1:
+        typer.echo(f"{title}\n{explanation_card(explained[0], card)}")
     else:
-        print_budgets(problem, card, chosen, version, lines, costs)
+        from flashtune.cli.render import print_budgets
+
+        print_budgets(title, card, explained)
 
 
 def _compile(
@@ -116,39 +107,48 @@ def _compile(
 
 
 def _as_json(
-    problem: Problem,
-    card: GpuSpec,
-    triton: tuple[int, int],
-    lines: list[BudgetLine],
-    costs: dict[Config, Cost],
+    problem: Problem, card: GpuSpec, triton: tuple[int, int], explained: list[Explanation]
 ) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "gpu": card.name,
         "triton": f"{triton[0]}.{triton[1]}",
         "problem": asdict(problem),
-        "budgets": [
-            {
-                "config": str(line.budget.config),
-                **{k: v for k, v in asdict(line.budget).items() if k != "config"},
-                "shared_terms": [asdict(term) for term in line.terms],
-                "blocks_by_registers": line.blocks_by_registers(card),
-                "blocks_per_sm": line.blocks_per_sm(card),
-                "waves": line.budget.waves(line.blocks_per_sm(card)),
-                "binds": line.binds(card),
-                **_predicted(costs.get(line.budget.config)),
-                "verdict": asdict(line.verdict),
-                "compiled": None if line.compiled is None else asdict(line.compiled),
-                "other_tritons": dict(line.other_tritons),
-            }
-            for line in lines
-        ],
+        "budgets": [_one_as_json(e, card) for e in explained],
     }
 
 
-def _predicted(cost: Cost | None) -> dict[str, Any]:
-    """The model's time and its parts, or nulls for what cannot run."""
+def _one_as_json(explained: Explanation, card: GpuSpec) -> dict[str, Any]:
+    """Registers and what follows from them are predicted where ``compiled`` is null."""
+    line, cost = explained.line, explained.cost
+    blocks = line.blocks_per_sm(card)
     return {
+        "config": str(line.budget.config),
+        **{k: v for k, v in asdict(line.budget).items() if k not in ("config", "registers")},
+        "registers": line.budget.registers._asdict(),
+        "shared_terms": [asdict(term) for term in line.terms],
+        "blocks_by_registers": line.blocks_by_registers(card),
+        "blocks_per_sm": blocks,
+        "waves": line.budget.waves(blocks),
+        "last_wave_busy": line.budget.last_wave_busy(blocks) if blocks else None,
+        "binds": line.binds(card),
         "predicted_ms": None if cost is None else cost.predicted_ms,
         "predicted_parts": None if cost is None else cost.parts._asdict(),
+        "verdict": asdict(line.verdict),
+        "compiled": None if line.compiled is None else asdict(line.compiled),
+        "other_tritons": dict(line.other_tritons),
+        "beside": [_neighbour_as_json(n) for n in explained.beside],
+        "nearest_that_runs": (
+            None if explained.nearest is None else _neighbour_as_json(explained.nearest)
+        ),
+    }
+
+
+def _neighbour_as_json(neighbour: Neighbour) -> dict[str, Any]:
+    return {
+        "change": neighbour.change,
+        "config": str(neighbour.budget.config),
+        "shared": neighbour.budget.shared,
+        "predicted_ms": None if neighbour.cost is None else neighbour.cost.predicted_ms,
+        "verdict": asdict(neighbour.verdict),
     }

@@ -20,7 +20,7 @@ def command(as_json: AsJson = False) -> None:
     from flashtune.cli.render import print_facts, write_json
     from flashtune.driver import clocks_now
     from flashtune.gpu import present_gpu
-    from flashtune.provenance import version
+    from flashtune.versions import version
 
     gpu = present_gpu()
     facts: dict[str, Any] = {

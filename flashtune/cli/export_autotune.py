@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashtune.cli.guard import guarded
 from flashtune.errors import FlashtuneError
-from flashtune.records import SweepFile
+
+if TYPE_CHECKING:
+    from flashtune.results import SweepFile
 
 
 @guarded

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from flashtune.errors import FlashtuneError
-from flashtune.provenance import version
 from flashtune.records import ELEMENT_BYTES, Problem
+from flashtune.versions import version
 
 Lengths = Annotated[
     str, typer.Option("--N", help="Query length, or several: 512,1024.", rich_help_panel="Problem")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,16 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from flashtune.records import Config, Problem, Recommendation, Row, Status
+from flashtune.cli.card import verdict_word
+from flashtune.records import Problem, Status
+from flashtune.results import Recommendation, Row
 
 if TYPE_CHECKING:
     from flashtune.audit_budget import Report
     from flashtune.audit_model import ModelAudit, ShapeScore
-    from flashtune.budget import BudgetLine
-    from flashtune.cost import Cost
+    from flashtune.explain import Explanation
     from flashtune.gpu import GpuSpec
-    from flashtune.kernels import Kernel
     from flashtune.plan import ProblemPlan
-    from flashtune.shared import Term
     from flashtune.sweep import Event, SweepResult
 
 
@@ -81,24 +80,14 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 # -- budget
 
 
-def print_budgets(
-    problem: Problem,
-    gpu: GpuSpec,
-    kernel: Kernel,
-    triton: tuple[int, int],
-    lines: list[BudgetLine],
-    costs: Mapping[Config, Cost],
-) -> None:
-    """One config explained line by line, or several as a table. ``costs`` of those that can run."""
+def print_budgets(title: str, gpu: GpuSpec, explained: Sequence[Explanation]) -> None:
+    """Several configs as a table, and why not for each that is left out."""
     out = _out()
-    target = f"{gpu.title} (sm_{gpu.cc_number}), Triton {triton[0]}.{triton[1]}"
-    out.print(escape(f"{kernel.name} on {target}, {problem}"), soft_wrap=True)
-    if len(lines) == 1:
-        _print_one_budget(out, gpu, lines[0], costs.get(lines[0].budget.config))
-        return
-    measured = any(line.compiled for line in lines)
+    out.print(escape(title), soft_wrap=True)
+    measured = any(e.line.compiled for e in explained)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = ("config", "shared", "accum.", "repeats", "blocks", "held by", "waves", "predicted ms")
+    names = ("config", "shared", "accum.", "repeats", "spills?", "blocks", "held by", "waves",
+             "predicted ms")  # fmt: skip
     for name in names:
         left = name in ("config", "held by")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
@@ -106,99 +95,35 @@ def print_budgets(
         for name in ("compiled", "regs", "spills"):
             table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for line in lines:
-        budget, blocks = line.budget, line.blocks_per_sm(gpu)
+    for e in explained:
+        line, budget, blocks = e.line, e.line.budget, e.line.blocks_per_sm(gpu)
         waves = budget.waves(blocks)
         cells = [
             str(budget.config),
             "not modelled" if budget.shared is None else f"{budget.shared:,}",
             f"{budget.accumulators:g}/{budget.register_cap}",
             f"{budget.repeats:g}",
+            f"{budget.registers.spill_probability:.0%}",
             _text(blocks),
             ", ".join(line.binds(gpu)).replace(" memory", "") if blocks else "-",
             "-" if waves is None else f"{waves:.2f}",
-            f"{costs[budget.config].predicted_ms:.4g}" if budget.config in costs else "-",
+            "-" if e.cost is None else f"{e.cost.predicted_ms:.4g}",
         ]
         if measured:
             c = line.compiled
             cells += [_text(c and c.shared), _text(c and c.regs), _text(c and c.spills)]
-        table.add_row(*map(escape, cells), escape(_verdict_word(line)))
+        table.add_row(*map(escape, cells), escape(verdict_word(line)))
     out.print(table)
     out.print(
         "shared, compiled: bytes a block. accum.: registers a thread for S and O, of the cap."
+        " spills?: how likely, predicted.",
+        soft_wrap=True,
     )
-    for line in lines:
-        if not line.verdict.kept:
-            out.print(escape(f"{line.budget.config}: {line.verdict.reason}"), soft_wrap=True)
-
-
-def _print_one_budget(out: Console, gpu: GpuSpec, line: BudgetLine, cost: Cost | None) -> None:
-    budget, compiled = line.budget, line.compiled
-    config, blocks = budget.config, line.blocks_per_sm(gpu)
-    waves = budget.waves(blocks)
-    shared = "not modelled: asks the compiler" if budget.shared is None else f"{budget.shared:,}"
-    rows = [
-        ("config", f"{config.q_tile} query rows x {config.k_tile} keys, {config.num_warps} warps,"
-                   f" {config.num_stages} stages"),
-        ("shared memory", f"{shared} of {budget.shared_limit:,} bytes a block"),
-        *(("", _term_text(term)) for term in line.terms),
-        ("accumulators", f"{budget.accumulators:g} fp32 registers a thread for S and O,"
-                         f" cap {budget.register_cap}"),
-        ("warps", ("stacked: each owns whole rows" if budget.warps_stacked else
-                   "side by side along the keys: rows are split between warps")
-                  + (", wgmma" if budget.wgmma else "")),
-        ("tensor work", f"{budget.repeats:g} times what is needed"),
-        ("blocks per SM", f"{_text(blocks)}, held by {' and '.join(line.binds(gpu))}"
-         + f" (shared memory {_text(budget.blocks_by_shared)}, registers"
-         f" {_text(line.blocks_by_registers(gpu))}, warps {budget.blocks_by_warps},"
-         f" blocks {budget.blocks_by_blocks})"),
-        ("waves", "-" if waves is None else f"{waves:.2f}: {budget.programs:,} programs on"
-                  f" {budget.slots_per_block} SMs"),
-    ]  # fmt: skip
-    if line.blocks_by_registers(gpu) is None:
-        rows.append(("", "registers are known after compiling: add --compile"))
-    for versions, bytes_there in line.other_tritons:
-        rows.append(("", f"under Triton {versions}: {bytes_there:,} bytes of shared memory"))
-    if compiled is not None and compiled.failure is None:
-        rows.append(("compiled", f"{compiled.shared:,} bytes shared, {compiled.regs} registers,"
-                     f" {compiled.spills} spilled"))  # fmt: skip
-    elif compiled is not None:
-        rows.append(("compiled", f"{compiled.failure}: {compiled.reason}"))
-    rows += [] if cost is None else _predicted_rows(cost)
-    reason = "" if line.verdict.kept else f": {line.verdict.reason}"
-    rows.append(("verdict", _verdict_word(line) + reason))
-    for name, text in rows:
-        out.print(f"  [bold]{name:<14}[/bold] {escape(text)}", soft_wrap=True)
-
-
-def _predicted_rows(cost: Cost) -> list[tuple[str, str]]:
-    parts = cost.parts
-    units = sorted(parts.units.items(), key=lambda item: -item[1])
-    busy = ", ".join(f"{_UNITS[name]} {ms:.3g}" for name, ms in units)
-    rest = (f"launch {parts.launch:.3g}, starts and ends {parts.start:.3g}, waiting"
-            f" {parts.waiting:.3g}, SMs less than full {parts.tail:.3g}")  # fmt: skip
-    return [
-        ("predicted", f"{cost.predicted_ms:.4g} ms, by a model: not measured"),
-        ("", f"units, busy at the same time (ms): {busy}"),
-        ("", f"what is added to the busiest (ms): {rest}"),
-    ]
-
-
-_UNITS = {
-    "tensor": "tensor cores", "special": "exp2", "arithmetic": "fp32", "shared": "shared memory",
-    "l2": "L2", "dram": "DRAM",
-}  # fmt: skip
-
-
-def _term_text(term: Term) -> str:
-    shares = "" if term.counted else " (in space that is free by then)"
-    return f"{term.bytes:>9,} {term.name}: {term.why}{shares}"
-
-
-def _verdict_word(line: BudgetLine) -> str:
-    if line.verdict.out is None:
-        return "worth trying" if line.budget.shared is not None else "ask the compiler"
-    return str(line.verdict.out)
+    for e in explained:
+        if not e.line.verdict.kept:
+            near = "" if e.nearest is None else f". Nearest to run: {e.nearest.budget.config}"
+            reason = f"{e.line.budget.config}: {e.line.verdict.reason}{near}"
+            out.print(escape(reason), soft_wrap=True)
 
 
 def _text(value: object) -> str:

@@ -29,10 +29,11 @@ from flashtune.cli.options import (
 )
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import DEFAULT_KERNEL
-from flashtune.records import Recommendation, Status
+from flashtune.records import Status
 
 if TYPE_CHECKING:
     from flashtune.plan import ProblemPlan
+    from flashtune.results import Recommendation
     from flashtune.sweep import SweepRequest, SweepResult
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
-import hashlib
-import importlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -64,6 +59,8 @@ def find_kernel(name: str) -> Kernel:
         return KERNELS[name]
     if name.endswith(".py"):
         return _kernel_from_file(Path(name))
+    import difflib
+
     near = difflib.get_close_matches(name, KERNELS, n=3, cutoff=0.4) or list(KERNELS)
     raise FlashtuneError(
         f"--kernel {name!r}: no kernel of that name",
@@ -72,6 +69,8 @@ def find_kernel(name: str) -> Kernel:
 
 
 def _kernel_from_file(path: Path) -> Kernel:
+    import ast
+
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -113,6 +112,8 @@ def _kernel_from_file(path: Path) -> Kernel:
 
 def kernel_hash(kernel: Kernel) -> str:
     """A hash of the kernel's source and of the device functions that the ladder shares."""
+    import hashlib
+
     digest = hashlib.sha256()
     for path in (kernel.path, _HERE / "tiles.py", _HERE / "launch.py"):
         digest.update(path.read_bytes())
@@ -124,6 +125,8 @@ def load_kernel(kernel: Kernel) -> ModuleType:
 
     Raises FlashtuneError when the module itself fails to import.
     """
+    import importlib.util
+
     if kernel.path.parent == _HERE:
         return importlib.import_module(f"flashtune.kernels.{kernel.name}")
     spec = importlib.util.spec_from_file_location(f"flashtune_user_{kernel.name}", kernel.path)
