@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flashtune.budget import assess, verdict
 from flashtune.calibrate import Timed, calibrate
-from flashtune.cost import Model
+from flashtune.cost import Model, place
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import known_gpus
 from flashtune.kernels import KERNELS
@@ -139,8 +139,10 @@ def _held_out(shapes: Sequence[Timed]) -> list[HeldOut]:
 def _score(shape: Timed, constants: Machine | None) -> ShapeScore:
     model = Model(shape.problem, shape.gpu, shape.kernel, constants)
     costs = [model.predict(budget) for budget in shape.budgets]
-    # The order of ``cost.order``: kept before hopeless, then by predicted time.
-    ordered = sorted(range(len(costs)), key=lambda i: (not shape.kept[i], costs[i].predicted_ms))
+    # The order of ``cost.order``.
+    ordered = sorted(
+        range(len(costs)), key=lambda i: place(shape.budgets[i], shape.kept[i], costs[i])
+    )
     fastest = min(range(len(costs)), key=lambda i: shape.ms[i])
     best, first = shape.ms[fastest], ordered[0]
     predicted = [cost.predicted_ms for cost in costs]
@@ -178,6 +180,6 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
+    for at, value in enumerate(sorted(values)):
+        places.setdefault(value, []).append(at)
     return [sum(places[value]) / len(places[value]) for value in values]

@@ -17,6 +17,7 @@ from flashtune.tensor_cores import WARP, Instructions, instructions, is_stacked,
 
 ALWAYS_OUT_ACCUMULATORS = 512  # the article's rule: not even an exhaustive sweep compiles these
 HOPELESS_REPEATS = 1.5
+HOPELESS_SPILLS = 0.95  # a spill's probability that counts as certain
 KNOWN_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 
@@ -229,5 +230,13 @@ def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Ve
             "repeated_work",
             f"{config.num_warps} warps on {config.q_tile} rows run {budget.repeats:g} times the"
             " tensor work that is needed",
+        )
+    if budget.registers.spill_probability >= HOPELESS_SPILLS:
+        return Verdict(
+            OutClass.HOPELESS,
+            "spills",
+            f"it would like {budget.registers.wanted:.0f} registers a thread, the cap with"
+            f" {config.num_warps} warps is {cap}: spilling is predicted with"
+            f" {budget.registers.spill_probability:.1%}",
         )
     return KEEP

@@ -37,7 +37,9 @@ from flashtune.operations import (
 from flashtune.records import Config, OutClass, Problem, Verdict
 from flashtune.tensor_cores import WARP, reads_in_place
 
-__all__ = ["Cost", "Model", "Operations", "Parts", "operations", "order", "predict"]
+__all__ = ["Cost", "Model", "Operations", "Parts", "operations", "order", "place", "predict"]
+
+LIKELY_SPILLS = 0.5  # a spill's probability that puts a config behind the others
 
 # Instructions, each done by as many threads as share the work, counted in v6's code: for each score
 # a multiply-add, a maximum, an exp2, a sum and half a conversion to 16 bits; for each 16-byte copy
@@ -95,18 +97,22 @@ def order(
     gpu: GpuSpec,
     kernel: Kernel,
 ) -> list[Cost]:
-    """Those of ``budgets`` that can run, the fastest predicted first; the hopeless come last.
-
-    Ties keep the order in which the configs came.
+    """Those of ``budgets`` that can run, the fastest predicted first; likely spillers come behind
+    them, and the hopeless last. Ties keep the order in which the configs came.
     """
     model = Model(problem, gpu, kernel)
-    costs = [
-        (not verdict.kept, model.predict(budget))
-        for budget, verdict in zip(budgets, verdicts, strict=True)
-        if verdict.out is not OutClass.CANNOT
-    ]
-    costs.sort(key=lambda item: (item[0], item[1].predicted_ms))
+    costs = []
+    for budget, verdict in zip(budgets, verdicts, strict=True):
+        if verdict.out is not OutClass.CANNOT:
+            cost = model.predict(budget)
+            costs.append((place(budget, verdict.kept, cost), cost))
+    costs.sort(key=lambda item: item[0])
     return [cost for _, cost in costs]
+
+
+def place(budget: Budget, kept: bool, cost: Cost) -> tuple[bool, bool, float]:
+    """What the order goes by: the smaller, the earlier."""
+    return not kept, budget.registers.spill_probability >= LIKELY_SPILLS, cost.predicted_ms
 
 
 def predict(

@@ -51,16 +51,16 @@ class _Predictor(NamedTuple):
 
 _PREDICTORS = {
     Instructions.MMA: _Predictor(
-        Weights(42.0, 1.75, 1.24, 1.95, 12.5, 0.0), 28.0,
-        Weights(208.0, 9.8, 8.7, 17.3, 101.0, 4.8), 7.3,
+        Weights(43.6, 1.12, 1.36, 2.25, 13.7, 0.235), 31,
+        Weights(168.0, 11.0, 9.22, 18.0, 113.0, 5.88), 7.6,
     ),
     Instructions.WGMMA: _Predictor(
-        Weights(3.2, 1.83, 1.37, 1.58, 7.9, 0.0), 28.0,
-        Weights(-605.0, 17.3, 16.5, 11.4, 67.0, 16.5), 9.2,
+        Weights(-1.58, 1.81, 1.45, 2.08, 4.51, 1.42), 32,
+        Weights(-511.0, 14.5, 15.0, 24.1, 85.0, 23.7), 8.8,
     ),
-    Instructions.TCGEN05: _Predictor(
-        Weights(42.0, 1.75, 1.24, 1.95, 12.5, 0.0), 28.0,
-        Weights(208.0, 9.8, 8.7, 17.3, 101.0, 4.8), 7.3,
+    Instructions.TCGEN05: _Predictor(  # from 45 configs: rough
+        Weights(38.0, 1.24, 1.21, 1.69, 15.2, 0.0), 49,
+        Weights(-388.0, 3.42, 2.97, 16.5, 154.0, -14.1), 1.5,
     ),
 }  # fmt: skip
 

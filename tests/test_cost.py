@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtune.budget import Budget, assess, verdict
-from flashtune.cost import Cost, operations, order, predict
+from flashtune.cost import LIKELY_SPILLS, Cost, operations, order, predict
 from flashtune.gpu import GpuSpec, find_gpu, known_gpus
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.machine import CALIBRATED, Machine, clock_mhz, machine
@@ -243,7 +243,8 @@ def test_hopeless_last_and_cannot_left_out(gpu: GpuSpec, problem: Problem) -> No
     assert sorted(c.config for c in costs) == sorted(can)
     hopeless = [not by_config[c.config].kept for c in costs]
     assert hopeless == sorted(hopeless)
-    kept = [c.predicted_ms for c in costs if by_config[c.config].kept]
+    spills = {b.config: b.registers.spill_probability >= LIKELY_SPILLS for b in budgets}
+    kept = [(spills[c.config], c.predicted_ms) for c in costs if by_config[c.config].kept]
     assert kept == sorted(kept)
     assert order(problem, budgets, verdicts, gpu, V6) == costs
     alone = predict(problem, next(b for b in budgets if b.config == can[0]), gpu, V6)

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from flashtune import config_files, driver, gpu, provenance
+from flashtune import config_files, driver, gpu, provenance, versions
 from flashtune.errors import FlashtuneError
 
 # Dense TFLOPS that NVIDIA publishes: (bf16 with fp32 accumulation, fp16 with fp16, tf32).

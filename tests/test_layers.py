@@ -63,6 +63,7 @@ ROOMS = {
     "audit_budget": Room(
         "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
     ),
+    "audit_registers": Room("audit_budget budget compiler cost gpu records"),
     "interpreter": Room("check kernels kernels.launch records results"),
     "check": Room("kernels kernels.launch records results", third="torch"),
     "stats": Room("records", third="numpy"),

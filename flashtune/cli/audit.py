@@ -15,12 +15,25 @@ from flashtune.errors import FlashtuneError
 if TYPE_CHECKING:
     from flashtune.audit_budget import Report
     from flashtune.audit_model import ModelAudit, ShapeScore
+    from flashtune.gpu import GpuSpec
 
 app = typer.Typer(
-    help="How far the budget and the cost model can be trusted.",
+    help="How far the budget, the register estimate and the cost model can be trusted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+Samples = Annotated[int, typer.Option("--samples", help="Random cases to compare.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Of the sample; a fresh one, printed, by default.")
+]
+Targets = Annotated[
+    str, typer.Option("--gpu", help="all, auto (the card that is present), or a name.")
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", help="Compile processes; the CPUs you may use.")
+]
 
 
 @app.command("model")
@@ -90,19 +103,52 @@ def _scores_json(shapes: tuple[ShapeScore, ...]) -> dict[str, Any]:
     return {"shapes": rows, **summary(shapes)}
 
 
+@app.command("registers")
+@guarded
+def registers(
+    samples: Samples = 100,
+    seed: Seed = None,
+    gpu: Targets = "all",
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare predicted registers and spills with the installed Triton's. Needs no GPU.
+
+    Compiles random configs that fit to the end, a second each, and says how many registers were in
+    the predicted range, how many spilling configs were predicted to (recall), and how many of the
+    others (false alarms).
+
+    Examples:
+
+      flashtune audit registers --gpu h200
+
+      flashtune audit registers --samples 500 --seed 1 --json
+    """
+    from flashtune.audit_registers import audit, by_target, draw_fitting, score
+    from flashtune.cli.render import counting, print_register_audit, write_json
+
+    found, cards, chosen, n_jobs = _sampling(samples, seed, gpu, jobs)
+    cases = draw_fitting(samples, chosen, cards, triton_version())
+    with counting("compiling", len(cases)) as done:
+        findings = audit(cases, n_jobs, done)
+    scores = {**by_target(findings), "all": score(findings)}
+    if as_json:
+        documents = {
+            name: {**asdict(s), "recall": s.recall, "false_alarm_rate": s.false_alarm_rate}
+            for name, s in scores.items()
+        }
+        write_json({"schema_version": 1, "triton": found, "seed": chosen, "scores": documents})
+    else:
+        print_register_audit(scores, found, chosen)
+
+
 @app.command("budget")
 @guarded
 def budget(
-    samples: Annotated[int, typer.Option("--samples", help="Random cases to compare.")] = 200,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the sample; a fresh one, printed, by default.")
-    ] = None,
-    gpu: Annotated[
-        str, typer.Option("--gpu", help="all, auto (the card that is present), or a name.")
-    ] = "all",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Compile processes; the CPUs you may use.")
-    ] = None,
+    samples: Samples = 200,
+    seed: Seed = None,
+    gpu: Targets = "all",
+    jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare predicted shared memory with the installed Triton's. Needs no GPU.
@@ -116,10 +162,27 @@ def budget(
 
       flashtune audit budget --samples 2000 --gpu h200 --seed 1
     """
-    import secrets
-
     from flashtune.audit_budget import audit, draw
     from flashtune.cli.render import counting, print_budget_audit, write_json
+
+    found, cards, chosen, n_jobs = _sampling(samples, seed, gpu, jobs)
+    cases = draw(samples, chosen, cards)
+    with counting("compiling", len(cases)) as done:
+        report = audit(cases, triton_version(), n_jobs, done)
+    if as_json:
+        write_json(_budget_json(report, found, chosen))
+    else:
+        print_budget_audit(report, found, chosen)
+    if report.count("wrong"):
+        raise typer.Exit(NO)
+
+
+def _sampling(
+    samples: int, seed: int | None, gpu: str, jobs: int | None
+) -> tuple[str, list[GpuSpec], int, int]:
+    """The installed Triton, the cards, the seed and the compile processes of a random audit."""
+    import secrets
+
     from flashtune.compiler import default_jobs
     from flashtune.gpu import known_gpus, target_gpu
     from flashtune.versions import usable_triton
@@ -127,18 +190,9 @@ def budget(
     for option, value in (("samples", samples), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise FlashtuneError(f"--{option} {value}: too few", f"--{option} takes 1 or more.")
-    found = usable_triton()
     cards = list(known_gpus().values()) if gpu == "all" else [target_gpu(gpu)]
     chosen = secrets.randbelow(2**31) if seed is None else seed
-    cases = draw(samples, chosen, cards)
-    with counting("compiling", len(cases)) as done:
-        report = audit(cases, triton_version(), jobs or default_jobs(), done)
-    if as_json:
-        write_json(_budget_json(report, found, chosen))
-    else:
-        print_budget_audit(report, found, chosen)
-    if report.count("wrong"):
-        raise typer.Exit(NO)
+    return usable_triton(), cards, chosen, jobs or default_jobs()
 
 
 def _budget_json(report: Report, triton: str, seed: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from flashtune.results import Recommendation, Row
 if TYPE_CHECKING:
     from flashtune.audit_budget import Report
     from flashtune.audit_model import ModelAudit, ShapeScore
+    from flashtune.audit_registers import RegisterScore
     from flashtune.explain import Explanation
     from flashtune.gpu import GpuSpec
     from flashtune.plan import ProblemPlan
@@ -212,6 +213,31 @@ def print_budget_audit(report: Report, triton: str, seed: int) -> None:
         f"Triton {triton}, seed {seed}: of {len(report.findings):,},"
         + ",".join(f" {report.count(kind):,} {kind}" for kind in kinds)
     )
+
+
+def print_register_audit(scores: Mapping[str, RegisterScore], triton: str, seed: int) -> None:
+    """One line for each compute capability, and one for all."""
+    out = _out()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("cc", "compiled", "registers in range", "spilled", "recall", "false alarms",
+                 "refused", "predicted"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for cc, s in scores.items():
+        table.add_row(
+            cc, str(s.total), f"{s.in_range} of {s.free}", str(s.spilled), _percent(s.recall),
+            _percent(s.false_alarm_rate), str(s.refused), str(s.refusals_predicted),
+        )  # fmt: skip
+    out.print(table)
+    out.print(
+        "registers in range: of the configs whose registers no cap decided. refused: by ptxas for"
+        f" want of registers. Refusals predicted that compiled: {scores['all'].wrong_refusals}.",
+        soft_wrap=True,
+    )
+    out.print(f"Triton {triton}, seed {seed}")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 # -- sweep
