@@ -127,6 +127,14 @@ def blocks_by_shared(gpu: GpuSpec, shared: int) -> int:
     return gpu.shared_per_sm // (rounded + gpu.shared_reserved_per_block)
 
 
+def carve_out_kb(gpu: GpuSpec, shared: int, blocks: int) -> int:
+    """KB of an SM that go to shared memory for ``blocks`` resident blocks of ``shared`` bytes each:
+    the smallest setting there is that holds them. The rest is L1."""
+    rounded = -(-shared // gpu.shared_unit) * gpu.shared_unit
+    needed = blocks * (rounded + gpu.shared_reserved_per_block)
+    return next(kb for kb in gpu.shared_carve_outs_kb if kb * 1024 >= needed)
+
+
 def register_cap(gpu: GpuSpec, num_warps: int) -> int:
     """Registers a thread that ptxas may use for a block to fit: 255 up to 8 warps, 128 at 16."""
     return min(gpu.registers_per_thread, gpu.registers_per_sm // (WARP * num_warps))

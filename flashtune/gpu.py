@@ -37,6 +37,8 @@ class Limits:
     register_unit_per_warp: int
     sub_partitions: int
     shared_unit: int
+    l1_kb: int  # L1 and shared memory together
+    shared_carve_outs_kb: tuple[int, ...]  # what an SM can set aside for shared memory, rising
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,14 @@ def _integers(record: type[Any], table: Any, where: str) -> dict[str, Any]:
 
 def _all_limits(tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     rows = _value(tables, "cc", dict, "")
-    return {cc: _integers(Limits, row, f'[cc."{cc}"]') for cc, row in rows.items()}
+    return {cc: _limits(row, f'[cc."{cc}"]') for cc, row in rows.items()}
+
+
+def _limits(row: Any, where: str) -> dict[str, Any]:
+    numbers = [f.name for f in fields(Limits) if f.name != "shared_carve_outs_kb"]
+    limits: dict[str, Any] = {name: _value(row, name, int, where) for name in numbers}
+    carve_outs = _value(row, "shared_carve_outs_kb", list, where)
+    return {**limits, "shared_carve_outs_kb": tuple(carve_outs)}
 
 
 def _present_spec(card: Card) -> GpuSpec:

@@ -51,16 +51,16 @@ class _Predictor(NamedTuple):
 
 _PREDICTORS = {
     Instructions.MMA: _Predictor(
-        Weights(43.6, 1.12, 1.36, 2.25, 13.7, 0.235), 31,
-        Weights(168.0, 11.0, 9.22, 18.0, 113.0, 5.88), 7.6,
+        Weights(43.9, 1.14, 1.37, 2.16, 12.8, 0.18), 31,
+        Weights(236.0, 11.3, 9.15, 18.4, 76.7, 3.5), 7.9,
     ),
     Instructions.WGMMA: _Predictor(
-        Weights(-1.58, 1.81, 1.45, 2.08, 4.51, 1.42), 32,
-        Weights(-511.0, 14.5, 15.0, 24.1, 85.0, 23.7), 8.8,
+        Weights(1.35, 1.82, 1.4, 1.88, 3.18, 1.25), 32,
+        Weights(-516.0, 15.0, 15.5, 23.6, 120.0, 18.6), 9.2,
     ),
-    Instructions.TCGEN05: _Predictor(  # from 45 configs: rough
-        Weights(38.0, 1.24, 1.21, 1.69, 15.2, 0.0), 49,
-        Weights(-388.0, 3.42, 2.97, 16.5, 154.0, -14.1), 1.5,
+    Instructions.TCGEN05: _Predictor(  # from 59 configs: rough
+        Weights(31.6, 1.19, 1.28, 1.43, 14.9, 0.0), 55,
+        Weights(-409.0, 5.23, 3.98, 0.99, 47.8, -18.3), 1.6,
     ),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from flashtune.budget import (
     assess,
     blocks_by_registers,
     blocks_by_shared,
+    carve_out_kb,
     register_cap,
     verdict,
 )
@@ -186,15 +187,27 @@ def test_blocks_by_shared_fill_the_sm_and_no_more(card: GpuSpec, shared: int) ->
     assert blocks_by_shared(card, shared + 1) <= blocks
 
 
+@given(cards, st.integers(0, 232_448), st.integers(1, 32))
+def test_a_carve_out_holds_the_blocks_that_fit(card: GpuSpec, shared: int, blocks: int) -> None:
+    fit = min(blocks, blocks_by_shared(card, shared))
+    kb = carve_out_kb(card, shared, fit)
+    assert kb in card.shared_carve_outs_kb and kb < card.l1_kb
+    assert fit * (shared + card.shared_reserved_per_block) <= kb * 1024 or fit == 0
+    smaller = [size for size in card.shared_carve_outs_kb if size < kb]
+    assert all(size * 1024 < fit * (shared + 128 + 1024) for size in smaller)
+    assert card.shared_carve_outs_kb[-1] * 1024 == card.shared_per_sm
+
+
 @given(problems, configs, kernels, cards, tritons)
-def test_cannot_means_exactly_that_no_block_fits(
+def test_cannot_means_exactly_that_no_block_fits_or_ptxas_refuses(
     p: Problem, c: Config, kernel: Kernel, card: GpuSpec, triton: tuple[int, int]
 ) -> None:
     budget = assess(p, c, card, kernel, triton)
     answer, exhaustive = verdict(budget, card), verdict(budget, card, exhaustive=True)
     too_large = budget.accumulators > ALWAYS_OUT_ACCUMULATORS
     # Accumulators over 512 are out first, as in the article's count of 60 and 100.
-    assert (answer.out is OutClass.CANNOT) == (budget.blocks_by_shared == 0 and not too_large)
+    refused = budget.blocks_by_shared == 0 or budget.wgmma_registers > budget.register_cap
+    assert (answer.out is OutClass.CANNOT) == (refused and not too_large)
     assert (exhaustive.out is OutClass.CANNOT) == (answer.out is OutClass.CANNOT)
     assert (exhaustive.out is OutClass.HOPELESS) == too_large
     assert answer.out is not None or exhaustive.out is None  # exhaustive leaves out no more

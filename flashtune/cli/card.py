@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashtune.budget import Budget, BudgetLine
+from flashtune.budget import Budget, BudgetLine, carve_out_kb
 from flashtune.cost import Cost
 from flashtune.explain import Explanation, Neighbour
 from flashtune.gpu import GpuSpec
@@ -98,6 +98,10 @@ def _occupancy_rows(line: BudgetLine, gpu: GpuSpec) -> list[tuple[str, str]]:
              f" (shared memory {_text(budget.blocks_by_shared)}, registers"
              f" {by_registers}{predicted}, warps {budget.blocks_by_warps},"
              f" blocks {budget.blocks_by_blocks})")]  # fmt: skip
+    if blocks and budget.shared is not None:
+        kb = carve_out_kb(gpu, budget.shared, blocks)
+        rows.append(("", f"they need {kb} KB of an SM as shared memory, which leaves"
+                     f" {gpu.l1_kb - kb} KB of L1"))  # fmt: skip
     if waves is not None and blocks is not None:
         programs = f"{budget.programs:,} programs on {budget.slots_per_block} SMs"
         busy = f"the last wave fills {budget.last_wave_busy(blocks):.0%} of its places"
