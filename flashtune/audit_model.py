@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashtune.budget import assess, verdict
 from flashtune.calibrate import Timed, calibrate
 from flashtune.cost import Model, place
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import known_gpus
-from flashtune.kernels import KERNELS
+from flashtune.kernels import DEFAULT_KERNEL, KERNELS
 from flashtune.machine import CALIBRATED, Machine
 from flashtune.records import Config, OutClass, Problem, Status
 from flashtune.results import SweepFile
@@ -18,6 +19,16 @@ from flashtune.results import SweepFile
 FIRST = 8
 """How many of the model's first choices are looked at."""
 _EXHAUSTIVE = 0.5  # of the configs that can launch, at least this share has to be timed
+
+
+class ShapeName(NamedTuple):
+    """What a shape is held out by."""
+
+    kernel: str
+    dtype: str
+    D: int
+    N: int
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,9 @@ class ShapeScore:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Constants fitted to some lengths of a file, scored on its others."""
+    """Constants fitted to some recorded shapes, scored on others."""
 
-    calibrated_on: tuple[int, ...]
-    scored_on: tuple[int, ...]
+    calibrated_on: tuple[ShapeName, ...]
     constants: Machine
     shapes: tuple[ShapeScore, ...]
 
@@ -56,31 +66,49 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
+class RuleScore:
+    """What one rule of the budget leaves out of one shape's space."""
+
+    rule: str  # "all" for all of them together
+    kernel: str
+    problem: Problem
+    configs: int  # of the space
+    left_out: int
+    best: Config | None  # the fastest that it left out; None where none was timed
+    best_share: float | None  # of the shape's best speed
+
+
+@dataclass(frozen=True)
 class ModelAudit:
-    """The shipped constants' scores, and what constants that saw only half would have got."""
+    """The shipped constants' scores, what constants that saw only some shapes would have got, and
+    what the budget's rules leave out."""
 
     shapes: tuple[ShapeScore, ...]
     held_out: tuple[HeldOut, ...]
+    rules: tuple[RuleScore, ...]
     skipped: tuple[str, ...]  # what was not scored, and why
 
 
 def audit(files: Sequence[SweepFile], *, held_out: bool = True) -> ModelAudit:
     """Score the model on ``files``. Raises FlashtuneError when none holds an exhaustive sweep."""
-    shapes: list[ShapeScore] = []
-    halves: list[HeldOut] = []
+    shapes: list[Timed] = []
+    rules: list[RuleScore] = []
     skipped: list[str] = []
     for file in files:
         timed, reasons = _timed(file)
+        shapes += timed
         skipped += reasons
-        shapes += [_score(shape, None) for shape in timed]
-        if held_out:
-            halves += _held_out(timed)
+        rules += [score for shape in timed for score in _rules(file, shape)]
     if not shapes:
         raise FlashtuneError(
             "No exhaustive sweep to score the model on" + "".join(f"; {why}" for why in skipped),
             "Record one on a GPU with: flashtune sweep --exhaustive.",
         )
-    return ModelAudit(tuple(shapes), tuple(halves), tuple(skipped))
+    scores = tuple(_score(shape, None) for shape in shapes)
+    splits = _splits(shapes) if held_out else []
+    return ModelAudit(
+        scores, tuple(_held_out(*split) for split in splits), tuple(rules), tuple(skipped)
+    )
 
 
 def summary(shapes: Sequence[ShapeScore]) -> dict[str, float]:
@@ -121,19 +149,80 @@ def _timed(file: SweepFile) -> tuple[list[Timed], list[str]]:
     return shapes, skipped
 
 
-def _held_out(shapes: Sequence[Timed]) -> list[HeldOut]:
-    """Fit to half of a file's lengths and score on the others, both ways: ends and middles."""
-    lengths = sorted({shape.problem.N for shape in shapes})
-    if len(lengths) < 2:
+def _rules(file: SweepFile, shape: Timed) -> list[RuleScore]:
+    """Each rule on its own and all together, on every config of the file's space."""
+    ms = dict(zip((budget.config for budget in shape.budgets), shape.ms, strict=True))
+    configs = sorted({row.config for row in file.rows if row.problem == shape.problem})
+    by_rule: dict[str, list[Config]] = {}
+    for config in configs:
+        release = file.provenance.triton_release
+        judged = verdict(assess(shape.problem, config, shape.gpu, shape.kernel, release), shape.gpu)
+        if judged.rule is not None:
+            by_rule.setdefault(judged.rule, []).append(config)
+    by_rule["all"] = [config for out in by_rule.values() for config in out]
+    found = []
+    for rule, out in by_rule.items():
+        best = min((c for c in out if c in ms), key=lambda c: ms[c], default=None)
+        share = None if best is None else min(shape.ms) / ms[best]
+        problem = shape.problem
+        found.append(
+            RuleScore(rule, shape.kernel.name, problem, len(configs), len(out), best, share)
+        )
+    return found
+
+
+Split = tuple[list[Timed], list[Timed]]
+
+
+def _splits(shapes: Sequence[Timed]) -> list[Split]:
+    """What to fit to and what to score on, for each card and dtype: half of the lengths of a sweep
+    and its other half, the default kernel's smallest D and its others, and the default kernel and
+    the others at the same D."""
+    splits: list[Split] = []
+    for of_card in _grouped(shapes, lambda s: (s.gpu.name, s.problem.dtype)):
+        sweeps = _grouped(of_card, lambda s: (s.kernel.name, s.problem.D))
+        for sweep in sweeps:
+            splits += _by_length(sweep)
+        mine = [sweep for sweep in sweeps if sweep[0].kernel.name == DEFAULT_KERNEL]
+        if mine:
+            base = min(mine, key=lambda sweep: sweep[0].problem.D)
+            splits += [(base, other) for other in mine if other is not base]
+            splits += [
+                (base, other)
+                for other in sweeps
+                if other not in mine and other[0].problem.D == base[0].problem.D
+            ]
+    return splits
+
+
+def _grouped(shapes: Sequence[Timed], by: Callable[[Timed], object]) -> list[list[Timed]]:
+    groups: dict[object, list[Timed]] = {}
+    for shape in shapes:
+        groups.setdefault(by(shape), []).append(shape)
+    return list(groups.values())
+
+
+def _by_length(sweep: list[Timed]) -> list[Split]:
+    """The shortest and the longest lengths against the middle ones, both ways; of four or more,
+    since a single length says little about how time grows."""
+    lengths = sorted({shape.problem.N for shape in sweep})
+    if len(lengths) < 4:
         return []
-    ends = tuple(N for i, N in enumerate(lengths) if i % 4 in (0, 3))
-    middles = tuple(N for N in lengths if N not in ends)
-    both = []
-    for seen, unseen in ((ends, middles), (middles, ends)):
-        constants = calibrate([shape for shape in shapes if shape.problem.N in seen])
-        scores = [_score(shape, constants) for shape in shapes if shape.problem.N in unseen]
-        both.append(HeldOut(seen, unseen, constants, tuple(scores)))
-    return both
+    ends = {N for i, N in enumerate(lengths) if i % 4 in (0, 3)}
+    outer = [shape for shape in sweep if shape.problem.N in ends]
+    inner = [shape for shape in sweep if shape.problem.N not in ends]
+    return [(outer, inner), (inner, outer)]
+
+
+def _held_out(seen: list[Timed], unseen: list[Timed]) -> HeldOut:
+    constants = calibrate(seen)
+    scores = tuple(_score(shape, constants) for shape in unseen)
+    return HeldOut(tuple(_name(shape) for shape in seen), constants, scores)
+
+
+def _name(shape: Timed) -> ShapeName:
+    p = shape.problem
+    return ShapeName(shape.kernel.name, p.dtype, p.D, p.N, p.causal)
 
 
 def _score(shape: Timed, constants: Machine | None) -> ShapeScore:

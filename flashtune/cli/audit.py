@@ -46,7 +46,7 @@ def model(
         bool,
         typer.Option(
             "--held-out/--shipped-only",
-            help="Also fit the constants to half of the lengths and score them on the others.",
+            help="Also fit the constants to some shapes only and score them on others.",
         ),
     ] = True,
     as_json: AsJson = False,
@@ -83,12 +83,15 @@ def _model_json(result: ModelAudit) -> dict[str, Any]:
         **_scores_json(result.shapes),
         "held_out": [
             {
-                "calibrated_on": half.calibrated_on,
-                "scored_on": half.scored_on,
+                "calibrated_on": [name._asdict() for name in half.calibrated_on],
                 "constants": half.calibrated,
                 **_scores_json(half.shapes),
             }
             for half in result.held_out
+        ],
+        "rules": [
+            {**asdict(score), "best": None if score.best is None else str(score.best)}
+            for score in result.rules
         ],
         "skipped": result.skipped,
     }

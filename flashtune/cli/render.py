@@ -26,7 +26,7 @@ from flashtune.results import Recommendation, Row
 
 if TYPE_CHECKING:
     from flashtune.audit_budget import Report
-    from flashtune.audit_model import ModelAudit, ShapeScore
+    from flashtune.audit_model import ModelAudit, RuleScore, ShapeScore
     from flashtune.audit_registers import RegisterScore
     from flashtune.explain import Explanation
     from flashtune.gpu import GpuSpec
@@ -142,14 +142,36 @@ def print_model_audit(result: ModelAudit) -> None:
     out.print("[bold]With the shipped constants[/bold]")
     _print_scores(out, result.shapes)
     for half in result.held_out:
-        seen = ", ".join(f"{N}" for N in half.calibrated_on)
-        unseen = ", ".join(f"{N}" for N in half.scored_on)
-        out.print(f"\n[bold]Constants fitted to N = {seen}, scored on N = {unseen}[/bold]")
+        kernels, Ds, lengths = (
+            ", ".join(dict.fromkeys(f"{getattr(name, axis)}" for name in half.calibrated_on))
+            for axis in ("kernel", "D", "N")
+        )
+        out.print(f"\n[bold]Constants fitted to {kernels}, D = {Ds}, N = {lengths}[/bold]")
         _print_scores(out, half.shapes)
         values = ", ".join(f"{name} {value:.4g}" for name, value in half.calibrated.items())
         out.print(values, soft_wrap=True)
+    out.print("\n[bold]What the budget's rules leave out[/bold]")
+    _print_rules(out, result.rules)
     for reason in result.skipped:
         warn(f"not scored: {reason}")
+
+
+def _print_rules(out: Console, scores: tuple[RuleScore, ...]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("rule", no_wrap=True)
+    for name in ("left out of each shape", "fastest left out, of the best"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rule in sorted({score.rule for score in scores}, key=lambda rule: (rule == "all", rule)):
+        mine = [score for score in scores if score.rule == rule]
+        counts = sorted(score.left_out for score in mine)
+        shares = sorted(score.best_share for score in mine if score.best_share is not None)
+        of = mine[0].configs
+        table.add_row(
+            rule,
+            f"{counts[0]} to {counts[-1]} of {of}",
+            f"{shares[0]:.0%} to {shares[-1]:.0%}" if shares else "none was timed",
+        )
+    out.print(table)
 
 
 def _print_scores(out: Console, shapes: tuple[ShapeScore, ...]) -> None:
