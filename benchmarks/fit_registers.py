@@ -128,9 +128,21 @@ def fit_registers(seen: Sequence[Seen]) -> tuple[Weights, float, float]:
 
 
 def fit_spills(seen: Sequence[Seen]) -> tuple[Weights, float]:
-    """Logistic regression on each need's share of the cap, by Newton's method."""
+    """Logistic regression on each need's share of the cap. No need may make spilling less likely:
+    one that would is left out, and the others are fitted again."""
     A = np.array([[*(n / s.cap for n in s.needs), -1.0] for s in seen])
     y, weight = np.array([float(s.spilled) for s in seen]), np.array([s.weight for s in seen])
+    used = np.ones(A.shape[1])
+    while True:
+        w = logistic(A * used, y, weight) * used
+        negative = [i for i in range(1, len(w) - 1) if w[i] < 0]
+        if not negative:
+            return Weights(*w[:-1].tolist()), float(w[-1])
+        used[min(negative, key=lambda i: w[i])] = 0
+
+
+def logistic(A: Vector, y: Vector, weight: Vector) -> Vector:
+    """Weighted logistic regression with a little ridge, by Newton's method."""
     size = np.sqrt((A**2).mean(axis=0)) + 1e-12  # so that the ridge treats all needs alike
     A = A / size
     w = np.zeros(A.shape[1])
@@ -139,8 +151,7 @@ def fit_spills(seen: Sequence[Seen]) -> tuple[Weights, float]:
         slope = A.T @ (weight * (p - y)) + 0.1 * w
         curve = (A * (weight * p * (1 - p))[:, None]).T @ A + 0.1 * np.eye(len(w))
         w -= np.clip(np.linalg.solve(curve, slope), -3, 3)
-    w = w / size
-    return Weights(*w[:-1].tolist()), float(w[-1])
+    return np.asarray(w / size)
 
 
 def rounded(weights: Weights) -> str:

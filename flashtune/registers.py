@@ -60,7 +60,7 @@ _PREDICTORS = {
     ),
     Instructions.TCGEN05: _Predictor(  # from 59 configs: rough
         Weights(31.6, 1.19, 1.28, 1.43, 14.9, 0.0), 55,
-        Weights(-409.0, 5.23, 3.98, 0.99, 47.8, -18.3), 1.6,
+        Weights(-444.0, 4.85, 4.28, 2.97, 81.5, 0.0), 1.7,
     ),
 }  # fmt: skip
 
