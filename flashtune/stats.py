@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -66,3 +67,55 @@ def _finite(samples: Sequence[float]) -> npt.NDArray[np.float64]:
     if not np.isfinite(values).all():
         raise ValueError("a sample is NaN or infinite")
     return values
+
+
+def paired_interval(
+    differences: Sequence[float], weights: Sequence[float], confidence: float
+) -> tuple[float, float, float]:
+    """(mean, low, high) of paired ``differences``, each weighed by how much it rests on.
+
+    Student's interval for a weighted mean, whose variance is estimated from the scatter of the
+    differences around it: sum w (d - m)^2 / (W (n - 1)), W the sum of the weights. Weights stand
+    for inverse variances up to a factor (W. G. Cochran, "Problems arising in the analysis of a
+    series of similar experiments", JRSS Supplement 4, 1937). A single difference has no scatter:
+    its interval is infinite. Raises ValueError when there are none.
+    """
+    d, w = _finite(differences), np.asarray(weights, dtype=np.float64)
+    mean = float(np.average(d, weights=w))
+    n = len(d)
+    if n < 2:
+        return mean, -math.inf, math.inf
+    variance = float(np.average((d - mean) ** 2, weights=w)) / (n - 1)
+    half = student_t(confidence, n - 1) * math.sqrt(variance)
+    return mean, mean - half, mean + half
+
+
+@lru_cache(maxsize=1024)
+def student_t(confidence: float, degrees: int) -> float:
+    """How many standard errors either way hold ``confidence`` of Student's t with ``degrees``.
+
+    By bisection on the distribution's tail, in the finite sum that it has for whole degrees of
+    freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, 1.0
+    while _t_coverage(high, degrees) < confidence:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if _t_coverage(middle, degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _t_coverage(t: float, degrees: int) -> float:
+    """P(|T| < t)."""
+    theta = math.atan(t / math.sqrt(degrees))
+    cosine, sine = math.cos(theta), math.sin(theta)
+    odd = degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, degrees, 2):
+        total += term
+        term *= cosine * cosine * k / (k + 1)
+    return 2 / math.pi * (theta + sine * total) if odd else sine * total

@@ -63,6 +63,9 @@ ROOMS = {
     "audit_budget": Room(
         "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
     ),
+    "race": Room("records stats"),
+    "hope": Room("records"),
+    "audit_search": Room("errors gpu hope kernels plan race records results"),
     "audit_registers": Room("audit_budget budget compiler cost gpu records"),
     "interpreter": Room("check kernels kernels.launch records results"),
     "check": Room("kernels kernels.launch records results", third="torch"),
@@ -83,6 +86,7 @@ ROOMS = {
     ),
     "cli": Room(),
     "cli.render": Room(EVERYTHING, third="rich"),
+    "cli.audit_tables": Room(EVERYTHING, third="rich"),
 }
 CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 

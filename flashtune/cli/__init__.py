@@ -1,4 +1,4 @@
-"""The command line: one file a command, and render.py, the only place that knows rich."""
+"""The command line: one file a command; render.py and audit_tables.py alone know rich."""
 
 import gc
 

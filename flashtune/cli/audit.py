@@ -16,12 +16,74 @@ if TYPE_CHECKING:
     from flashtune.audit_budget import Report
     from flashtune.audit_model import ModelAudit, ShapeScore
     from flashtune.gpu import GpuSpec
+    from flashtune.results import SweepFile
 
 app = typer.Typer(
-    help="How far the budget, the register estimate and the cost model can be trusted.",
+    help="How far the budget, the register estimate, the cost model and the race can be trusted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.command("search")
+@guarded
+def search(
+    sources: Annotated[
+        list[Path] | None, typer.Option("--from", help="Results file or folder; several are fine.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Compile processes to simulate.")] = 16,
+    seed: Annotated[int, typer.Option("--seed", help="Of the samples that are drawn.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Replay the race on recorded exhaustive sweeps, without a GPU.
+
+    For each shape: what the race would have chosen, how far it is behind the true best (regret),
+    and how long it would have taken beside compiling and timing everything.
+
+    Examples:
+
+      flashtune audit search
+
+      flashtune audit search --from sweeps --jobs 4 --json
+    """
+    from flashtune.audit_search import audit
+    from flashtune.cli.audit_tables import print_search_audit
+    from flashtune.cli.render import write_json
+
+    if jobs < 1:
+        raise FlashtuneError(f"--jobs {jobs}: too few", "--jobs takes 1 or more.")
+    result = audit(_recorded(sources), jobs, seed)
+    if as_json:
+        shapes = [
+            {**asdict(s), "best": str(s.best), "chosen": str(s.chosen)} for s in result.shapes
+        ]
+        write_json(
+            {
+                "schema_version": 1,
+                "jobs": jobs,
+                "seed": seed,
+                "shapes": shapes,
+                "race_s": result.race_s,
+                "exhaustive_s": result.exhaustive_s,
+                "speedup": result.speedup,
+                "worst_regret": result.worst_regret,
+                "mean_regret": result.mean_regret,
+                "skipped": result.skipped,
+            }
+        )
+    else:
+        print_search_audit(result)
+
+
+def _recorded(sources: list[Path] | None) -> list[SweepFile]:
+    """The results files at ``sources``, by default the sweeps folder."""
+    from flashtune.store import find, read
+
+    paths = [path for source in sources or [Path("sweeps")] for path in find(source)]
+    if not paths:
+        where = ", ".join(map(str, sources or [Path("sweeps")]))
+        raise FlashtuneError(f"{where}: no sweep is there", "Name a file or folder with --from.")
+    return [read(path) for path in paths]
 
 
 Samples = Annotated[int, typer.Option("--samples", help="Random cases to compare.")]
@@ -63,14 +125,10 @@ def model(
       flashtune audit model --from sweeps --json
     """
     from flashtune.audit_model import audit
-    from flashtune.cli.render import print_model_audit, write_json
-    from flashtune.store import find, read
+    from flashtune.cli.audit_tables import print_model_audit
+    from flashtune.cli.render import write_json
 
-    paths = [path for source in sources or [Path("sweeps")] for path in find(source)]
-    if not paths:
-        where = ", ".join(map(str, sources or [Path("sweeps")]))
-        raise FlashtuneError(f"{where}: no sweep is there", "Name a file or folder with --from.")
-    result = audit([read(path) for path in paths], held_out=held_out)
+    result = audit(_recorded(sources), held_out=held_out)
     if as_json:
         write_json(_model_json(result))
     else:
@@ -128,7 +186,8 @@ def registers(
       flashtune audit registers --samples 500 --seed 1 --json
     """
     from flashtune.audit_registers import audit, by_target, draw_fitting, score
-    from flashtune.cli.render import counting, print_register_audit, write_json
+    from flashtune.cli.audit_tables import print_register_audit
+    from flashtune.cli.render import counting, write_json
 
     found, cards, chosen, n_jobs = _sampling(samples, seed, gpu, jobs)
     cases = draw_fitting(samples, chosen, cards, triton_version())
@@ -166,7 +225,8 @@ def budget(
       flashtune audit budget --samples 2000 --gpu h200 --seed 1
     """
     from flashtune.audit_budget import audit, draw
-    from flashtune.cli.render import counting, print_budget_audit, write_json
+    from flashtune.cli.audit_tables import print_budget_audit
+    from flashtune.cli.render import counting, write_json
 
     found, cards, chosen, n_jobs = _sampling(samples, seed, gpu, jobs)
     cases = draw(samples, chosen, cards)

@@ -1,4 +1,4 @@
-"""Tables, progress and JSON: the only place that knows rich."""
+"""Tables, progress and JSON. With audit_tables.py, the only place that knows rich."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from flashtune.records import Problem, Status
 from flashtune.results import Recommendation, Row
 
 if TYPE_CHECKING:
-    from flashtune.audit_budget import Report
-    from flashtune.audit_model import ModelAudit, RuleScore, ShapeScore
-    from flashtune.audit_registers import RegisterScore
     from flashtune.explain import Explanation
     from flashtune.gpu import GpuSpec
     from flashtune.plan import ProblemPlan
@@ -39,7 +36,8 @@ class _Console(Console):
         raise BrokenPipeError  # the guard's to answer; rich would exit with 1, which is a "no"
 
 
-def _out() -> Console:
+def stdout_console() -> Console:
+    """Where results go."""
     # Into a pipe or a file there is no width to keep to, and a cut table is a lost result.
     console = _Console(highlight=False)
     return console if console.is_terminal else _Console(highlight=False, width=200)
@@ -75,7 +73,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
-        _out().print(escape(f"{name:<{width}}  {'-' if value is None else value}"), soft_wrap=True)
+        stdout_console().print(
+            escape(f"{name:<{width}}  {'-' if value is None else value}"), soft_wrap=True
+        )
 
 
 # -- budget
@@ -83,7 +83,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 def print_budgets(title: str, gpu: GpuSpec, explained: Sequence[Explanation]) -> None:
     """Several configs as a table, and why not for each that is left out."""
-    out = _out()
+    out = stdout_console()
     out.print(escape(title), soft_wrap=True)
     measured = any(e.line.compiled for e in explained)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -105,14 +105,14 @@ def print_budgets(title: str, gpu: GpuSpec, explained: Sequence[Explanation]) ->
             f"{budget.accumulators:g}/{budget.register_cap}",
             f"{budget.repeats:g}",
             f"{budget.registers.spill_probability:.0%}",
-            _text(blocks),
+            text(blocks),
             ", ".join(line.binds(gpu)).replace(" memory", "") if blocks else "-",
             "-" if waves is None else f"{waves:.2f}",
             "-" if e.cost is None else f"{e.cost.predicted_ms:.4g}",
         ]
         if measured:
             c = line.compiled
-            cells += [_text(c and c.shared), _text(c and c.regs), _text(c and c.spills)]
+            cells += [text(c and c.shared), text(c and c.regs), text(c and c.spills)]
         table.add_row(*map(escape, cells), escape(verdict_word(line)))
     out.print(table)
     out.print(
@@ -127,79 +127,11 @@ def print_budgets(title: str, gpu: GpuSpec, explained: Sequence[Explanation]) ->
             out.print(escape(reason), soft_wrap=True)
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A cell: a dash where there is nothing, thousands with commas."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-# -- audit
-
-
-def print_model_audit(result: ModelAudit) -> None:
-    """A table of the shapes with the shipped constants, and one for each held-out half."""
-    out = _out()
-    out.print("[bold]With the shipped constants[/bold]")
-    _print_scores(out, result.shapes)
-    for half in result.held_out:
-        kernels, Ds, lengths = (
-            ", ".join(dict.fromkeys(f"{getattr(name, axis)}" for name in half.calibrated_on))
-            for axis in ("kernel", "D", "N")
-        )
-        out.print(f"\n[bold]Constants fitted to {kernels}, D = {Ds}, N = {lengths}[/bold]")
-        _print_scores(out, half.shapes)
-        values = ", ".join(f"{name} {value:.4g}" for name, value in half.calibrated.items())
-        out.print(values, soft_wrap=True)
-    out.print("\n[bold]What the budget's rules leave out[/bold]")
-    _print_rules(out, result.rules)
-    for reason in result.skipped:
-        warn(f"not scored: {reason}")
-
-
-def _print_rules(out: Console, scores: tuple[RuleScore, ...]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rule", no_wrap=True)
-    for name in ("left out of each shape", "fastest left out, of the best"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for rule in sorted({score.rule for score in scores}, key=lambda rule: (rule == "all", rule)):
-        mine = [score for score in scores if score.rule == rule]
-        counts = sorted(score.left_out for score in mine)
-        shares = sorted(score.best_share for score in mine if score.best_share is not None)
-        of = mine[0].configs
-        table.add_row(
-            rule,
-            f"{counts[0]} to {counts[-1]} of {of}",
-            f"{shares[0]:.0%} to {shares[-1]:.0%}" if shares else "none was timed",
-        )
-    out.print(table)
-
-
-def _print_scores(out: Console, shapes: tuple[ShapeScore, ...]) -> None:
-    from flashtune.audit_model import summary
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("shape", no_wrap=True)
-    for name in ("best", "ms", "its place", "first choice", "predicted", "first 8", "first",
-                 "rank corr.", "of kept"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for s in shapes:
-        cells = [
-            f"{s.kernel} {s.gpu} {s.problem}", str(s.best), f"{s.best_ms:.4g}", str(s.best_place),
-            str(s.first), f"{s.first_predicted_ms:.4g}", f"{s.first8_share:.1%}",
-            f"{s.first_share:.1%}", f"{s.rank_correlation:.2f}", f"{s.kept_correlation:.2f}",
-        ]  # fmt: skip
-        table.add_row(*map(escape, cells))
-    out.print(table)
-    totals = summary(shapes)
-    out.print(
-        f"of the best: first 8 worst {totals['first8_worst']:.1%}, mean"
-        f" {totals['first8_mean']:.1%}; first choice worst {totals['first_worst']:.1%}, mean"
-        f" {totals['first_mean']:.1%}",
-        soft_wrap=True,
-    )
-
-
-# -- audit budget
 
 
 @contextmanager
@@ -214,52 +146,6 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task(escape(what), total=total)
         yield lambda: bars.advance(task)
-
-
-def print_budget_audit(report: Report, triton: str, seed: int) -> None:
-    """How the cases ended on each target, and each one that was not exact."""
-    out = _out()
-    kinds = ("exact", "not modelled", "wrong", "refused")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("cc", "dtype", *kinds):
-        table.add_column(name, justify="left" if name == "dtype" else "right", no_wrap=True)
-    for (cc, dtype), counts in report.by_target().items():
-        table.add_row(cc, dtype, *(str(counts[kind]) for kind in kinds))
-    out.print(table)
-    for kind in kinds[2:]:
-        for f in report.of_kind(kind):
-            said = f"predicted {_text(f.predicted)}, Triton says {_text(f.compiled)}"
-            said = str(f.reason) if kind == "refused" else said
-            out.print(escape(f"{kind}: {f.case}: {said}"), soft_wrap=True)
-    out.print(
-        f"Triton {triton}, seed {seed}: of {len(report.findings):,},"
-        + ",".join(f" {report.count(kind):,} {kind}" for kind in kinds)
-    )
-
-
-def print_register_audit(scores: Mapping[str, RegisterScore], triton: str, seed: int) -> None:
-    """One line for each compute capability, and one for all."""
-    out = _out()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("cc", "compiled", "registers in range", "spilled", "recall", "false alarms",
-                 "refused", "predicted"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for cc, s in scores.items():
-        table.add_row(
-            cc, str(s.total), f"{s.in_range} of {s.free}", str(s.spilled), _percent(s.recall),
-            _percent(s.false_alarm_rate), str(s.refused), str(s.refusals_predicted),
-        )  # fmt: skip
-    out.print(table)
-    out.print(
-        "registers in range: of the configs whose registers no cap decided. refused: by ptxas for"
-        f" want of registers. Refusals predicted that compiled: {scores['all'].wrong_refusals}.",
-        soft_wrap=True,
-    )
-    out.print(f"Triton {triton}, seed {seed}")
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 # -- sweep
@@ -299,7 +185,7 @@ def progress(quiet: bool) -> Iterator[Callable[[Event], None]]:
 
 def print_plan(plans: list[ProblemPlan], total: int) -> None:
     """What a sweep would do: counts with reasons, and what it would try first."""
-    out = _out()
+    out = stdout_console()
     for plan in plans:
         out.print(f"[bold]{escape(str(plan.problem))}[/bold]", soft_wrap=True)
         out.print(f"  {total} configs: {len(plan.tried)} tried, {len(plan.ranked)} ranked too low,"
@@ -313,7 +199,7 @@ def print_plan(plans: list[ProblemPlan], total: int) -> None:
 
 def print_sweep(result: SweepResult, recommendation: Recommendation | None) -> None:
     """The winners (or, unmeasured, the first that compiled), and how every config ended."""
-    out = _out()
+    out = stdout_console()
     provenance = result.file.provenance
     versions = f"Triton {provenance.triton}, torch {provenance.torch}"
     out.print(escape(f"{provenance.kernel} on {provenance.gpu}, {versions}"), soft_wrap=True)
@@ -356,7 +242,7 @@ def _winners_table(result: SweepResult) -> Table:
         shares = sdpa_shares(result, row)
         table.add_row(
             length, mask, str(row.config), f"{row.ms:.4f}", interval, f"{row.tflops:.1f}",
-            shares["flash"], shares["cudnn"], _text(row.regs), _text(row.spills),
+            shares["flash"], shares["cudnn"], text(row.regs), text(row.spills),
         )  # fmt: skip
     return table
 
@@ -370,8 +256,8 @@ def _compiled_table(result: SweepResult) -> Table:
     for place, row in enumerate(shown, start=1):
         waves = "-" if row.waves is None else f"{row.waves:.2f}"
         table.add_row(
-            str(place), str(row.config), _text(row.shared), _text(row.regs), _text(row.spills),
-            _text(row.blocks_per_sm), waves, str(row.status),
+            str(place), str(row.config), text(row.shared), text(row.regs), text(row.spills),
+            text(row.blocks_per_sm), waves, str(row.status),
         )  # fmt: skip
     return table
 

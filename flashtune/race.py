@@ -1,0 +1,193 @@
+"""The race: which config is fastest, found without timing every config for long.
+
+It knows nothing of GPUs. Whoever runs it brings a :class:`Track`, which launches configs or replays
+recorded samples. Two stages:
+
+    look    each config once, a few launches, with the best so far launched beside it. Out
+            (``screened``) when its fastest launch is still ``LOOK_FACTOR`` times the best's median.
+    final   the rest in interleaved rounds of growing length. Differences are taken within a round,
+            so that what changes between rounds (clocks, temperature) is in none of them. Out when
+            it is slower than the leader with ``CONFIDENCE``; equal when it is behind by no more
+            than ``EQUAL`` with that confidence. The race ends when every config left is one or the
+            other, or after ``MOST_ROUNDS``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flashtune.records import Compiled, Config
+from flashtune.stats import median, paired_interval
+
+LOOK_LAUNCHES = 5
+LOOK_FACTOR = 1.1
+"""A launch is off by 4% at 13 us and by 0.3% at 0.3 ms (standard deviations on an H200): the
+fastest of five is 10% over the median of something faster about never."""
+CONFIDENCE = 0.9995
+"""Of one comparison. A race compares some ten configs some twenty times."""
+EQUAL = 0.005
+FIRST_LAUNCHES = 8
+DOUBLE_EVERY = 4  # rounds
+MOST_LAUNCHES = 128
+MOST_ROUNDS = 40
+_FEWEST_ROUNDS = 4  # before anything is decided
+
+Samples = tuple[float, ...]
+
+
+class Track(Protocol):
+    """Launches configs, each with a cold L2, and returns milliseconds."""
+
+    def look(self, config: Config, beside: Config | None) -> tuple[Samples, Samples]:
+        """``LOOK_LAUNCHES`` samples of ``config``, and of ``beside`` taken in turns with them."""
+
+    def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, Samples]:
+        """``launches`` samples of each of ``configs``, in the order given."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a short look said."""
+
+    config: Config
+    samples_ms: Samples
+    screened: bool
+    ratio: float  # its median over the best's, launched beside it; 1 for the first
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One finalist against the leader: how far behind it is, as a fraction of the leader's time."""
+
+    config: Config
+    behind: float
+    at_least: float  # with CONFIDENCE
+    at_most: float
+    out_after: int | None  # rounds; None: it stayed to the end
+
+    @property
+    def equal(self) -> bool:
+        """Shown to be no more than ``EQUAL`` behind."""
+        return self.at_most <= EQUAL
+
+
+@dataclass(frozen=True)
+class Final:
+    """The finalists' rounds, and what they say."""
+
+    rounds: tuple[Mapping[Config, Samples], ...]
+    leader: Config
+    standings: tuple[Standing, ...]  # of the others, the closest first
+
+    @property
+    def ties(self) -> tuple[Standing, ...]:
+        """Those that could not be told from the leader."""
+        return tuple(s for s in self.standings if s.out_after is None)
+
+
+class Looks:
+    """The first stage, one config at a time, in whatever order they come."""
+
+    def __init__(self, track: Track) -> None:
+        self._track = track
+        self._kept: dict[Config, float] = {}  # median ms over the first best's
+        self.best: Config | None = None
+
+    def take(self, config: Config) -> Look:
+        """Look at ``config``; it may become the new best."""
+        samples, beside = self._track.look(config, self.best)
+        if self.best is None:
+            self._kept[config], self.best = 1.0, config
+            return Look(config, samples, False, 1.0)
+        ratio = median(samples) / median(beside)
+        screened = min(samples) > LOOK_FACTOR * median(beside)
+        if not screened:
+            self._kept[config] = ratio * self._kept[self.best]
+            if ratio < 1:
+                self.best = config
+        return Look(config, samples, screened, ratio)
+
+    def finalists(self) -> tuple[list[Config], list[Config]]:
+        """Who goes on, the fastest look first, and who is out after all: kept while the best was
+        slower, and now over ``LOOK_FACTOR`` behind it with the same margin again for noise."""
+        order = sorted(self._kept, key=lambda config: self._kept[config])
+        if not order:
+            return [], []
+        limit = LOOK_FACTOR**2 * self._kept[order[0]]
+        return (
+            [c for c in order if self._kept[c] <= limit],
+            [c for c in order if self._kept[c] > limit],
+        )
+
+
+def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
+    """Race ``configs`` until they are told apart or shown equal. ``rng`` mixes each round's order,
+    so that no config always runs after the same other one."""
+    rounds: list[Mapping[Config, Samples]] = []
+    left, out_after = list(configs), dict[Config, int]()
+    while len(left) > 1 and len(rounds) < MOST_ROUNDS:
+        launches = FIRST_LAUNCHES * 2 ** (len(rounds) // DOUBLE_EVERY)
+        mixed = list(left)
+        rng.shuffle(mixed)
+        rounds.append(track.round(mixed, min(launches, MOST_LAUNCHES)))
+        if len(rounds) < _FEWEST_ROUNDS:
+            continue
+        _, standings = judge(rounds, left)
+        for standing in standings:
+            if standing.at_least > 0:
+                left.remove(standing.config)
+                out_after[standing.config] = len(rounds)
+        if all(s.equal or s.at_least > 0 for s in standings):
+            break
+    if len(left) == 1 and not rounds:  # nobody to compare with: still a measurement
+        rounds.append(track.round(left, MOST_LAUNCHES))
+    leader, standings = judge(rounds, left)
+    # Who left is judged by the rounds that it ran, against the config that leads now.
+    gone = [judge_pair(rounds, leader, config, out_after[config]) for config in out_after]
+    closest = sorted(gone, key=lambda s: s.behind)
+    return Final(tuple(rounds), leader, (*standings, *closest))
+
+
+def choose(final: Final, compiled: Mapping[Config, Compiled]) -> Config:
+    """The config to use: of the leader and those shown equal to it, the one with the fewest spills,
+    then the least shared memory, then the smallest tile. So that near-equals do not take turns."""
+
+    def preference(config: Config) -> tuple[int, int, int, Config]:
+        facts = compiled[config]
+        return (facts.spills or 0, facts.shared or 0, config.q_tile * config.k_tile, config)
+
+    equals = [standing.config for standing in final.ties if standing.equal]
+    return min([final.leader, *equals], key=preference)
+
+
+def judge(
+    rounds: Sequence[Mapping[Config, Samples]], configs: Sequence[Config]
+) -> tuple[Config, tuple[Standing, ...]]:
+    """The fastest of ``configs``, which ran in every round, and how far the others are behind."""
+    weights = [len(r[configs[0]]) for r in rounds]
+    means = {
+        c: sum(w * math.log(median(r[c])) for w, r in zip(weights, rounds, strict=True))
+        for c in configs
+    }
+    leader = min(configs, key=lambda c: (means[c], c))
+    standings = [judge_pair(rounds, leader, c, None) for c in configs if c != leader]
+    return leader, tuple(sorted(standings, key=lambda s: (s.behind, s.config)))
+
+
+def judge_pair(
+    rounds: Sequence[Mapping[Config, Samples]],
+    leader: Config,
+    config: Config,
+    out_after: int | None,
+) -> Standing:
+    """How far ``config`` is behind ``leader`` in the rounds that both ran: the mean of the rounds'
+    differences of log medians, a round counting by its launches."""
+    both = [r for r in rounds if leader in r and config in r]
+    differences = [math.log(median(r[config]) / median(r[leader])) for r in both]
+    behind, low, high = paired_interval(differences, [len(r[config]) for r in both], CONFIDENCE)
+    at_least, at_most = (math.expm1(min(x, 50.0)) for x in (low, high))
+    return Standing(config, math.expm1(behind), at_least, at_most, out_after)
