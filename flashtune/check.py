@@ -105,6 +105,16 @@ def guarded_inputs(inputs: Inputs) -> Inputs:
     return Inputs(guard(inputs.q), guard(inputs.k), guard(inputs.v))
 
 
+def checksum(inputs: Inputs) -> tuple[int, int, int]:
+    """A sum of the bits of Q, K and V each: a launch that stores into one of them changes it."""
+    whole = {2: torch.int16, 4: torch.int32}
+
+    def total(tensor: torch.Tensor) -> int:
+        return int(tensor.view(whole[tensor.element_size()]).sum(dtype=torch.int64))
+
+    return total(inputs.q), total(inputs.k), total(inputs.v)
+
+
 def references(problem: Problem, inputs: Inputs) -> References:
     """SDPA's answer with its default backend, and an fp32 reference of O and L."""
     k, v = (t.repeat_interleave(problem.H // problem.H_kv, dim=1) for t in (inputs.k, inputs.v))

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -76,21 +77,25 @@ def specialisation(problem: Problem) -> tuple[object, ...]:
 
 
 def compile_all(
-    jobs: Sequence[CompileJob], n_jobs: int, how: How | None = None
+    jobs: Sequence[CompileJob],
+    n_jobs: int,
+    how: How | None = None,
+    wanted: Callable[[CompileJob], bool] | None = None,
 ) -> Iterator[tuple[CompileJob, Compiled]]:
-    """Compile in ``n_jobs`` worker processes; results come as they finish, in any order.
+    """Compile in ``n_jobs`` worker processes, in about the order given; results come as they
+    finish.
 
-    Every job ends in a Compiled, whatever becomes of its compiler. Workers that die are replaced;
-    a job that was lost with its worker three times is given up with that as its reason. ``how``
-    does one job in its child, instead of compiling it to the end.
+    Every job ends in a Compiled, whatever becomes of its compiler, but for those that are not
+    ``wanted`` any more when their turn comes. Workers that die are replaced; a job that was lost
+    with its worker three times is given up with that as its reason. ``how`` does one job in its
+    child, instead of compiling it to the end.
     """
     if not jobs:
         return
-    from joblib.externals.loky import as_completed, get_reusable_executor
-    from joblib.externals.loky.process_executor import BrokenProcessPool
+    from joblib.externals.loky import get_reusable_executor
 
-    waiting = list(jobs)
     executor = None
+    waiting = deque(jobs)
     scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
@@ -98,15 +103,15 @@ def compile_all(
                 executor = get_reusable_executor(
                     max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
                 )
-                futures, lost = _submit(executor, waiting, scratch, how)
-            for future in as_completed(futures):
-                try:
-                    result = future.result()
-                except BrokenProcessPool:
-                    lost.append(futures[future])
-                    continue
-                yield futures[future], result
-            waiting = lost
+
+            def submit(job: CompileJob, pool: Any = executor) -> Any:
+                with _children_without_ctrl_c():  # the pool starts its workers when it needs them
+                    return pool.submit(compile_one, job, scratch, how)
+
+            lost: list[CompileJob] = []
+            yield from _until_it_breaks(submit, waiting, 2 * n_jobs, wanted, lost)
+            # Behind those that never ran: one of the lost ones broke the pool.
+            waiting.extend(lost)
             if not waiting:
                 return
         for job in waiting:
@@ -122,26 +127,49 @@ def compile_all(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _until_it_breaks(
+    submit: Callable[[CompileJob], Any],
+    waiting: deque[CompileJob],
+    most: int,
+    wanted: Callable[[CompileJob], bool] | None,
+    lost: list[CompileJob],
+) -> Iterator[tuple[CompileJob, Compiled]]:
+    """Results of ``waiting``, which empties, with at most ``most`` jobs under way; what a broken
+    pool took with it goes to ``lost``."""
+    from joblib.externals.loky import FIRST_COMPLETED, wait
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    running: dict[Any, CompileJob] = {}
+    broken = False
+    while running or (waiting and not broken):
+        while waiting and not broken and len(running) < most:
+            job = waiting.popleft()
+            if wanted is not None and not wanted(job):
+                continue
+            try:
+                running[submit(job)] = job
+            except BrokenProcessPool:
+                lost.append(job)
+                broken = True
+        if not running:
+            continue
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = running.pop(future)
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                lost.append(job)
+                broken = True
+                continue
+            yield job, result
+
+
 def _kill_what_is_left(scratch: Path) -> None:
     """End the children of killed workers, each with its ptxas, which may outlive it."""
     for path in scratch.glob("*/group"):
         with suppress(ValueError):  # not written yet: that child sees that its worker is gone
             _kill_group(int(path.read_text()))
-
-
-def _submit(
-    executor: Any, jobs: Sequence[CompileJob], scratch: Path, how: How | None
-) -> tuple[dict[Any, CompileJob], list[CompileJob]]:
-    """The futures of ``jobs``, and those that a pool that broke meanwhile did not take."""
-    from joblib.externals.loky.process_executor import BrokenProcessPool
-
-    futures: dict[Any, CompileJob] = {}
-    for i, job in enumerate(jobs):
-        try:
-            futures[executor.submit(compile_one, job, scratch, how)] = job
-        except BrokenProcessPool:
-            return futures, list(jobs[i:])
-    return futures, []
 
 
 @contextmanager

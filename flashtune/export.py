@@ -113,6 +113,10 @@ def as_json(rec: Recommendation, provenance: Provenance) -> dict[str, object]:
             }
             for item in rec.configs
         ],
+        "undecided": [
+            {"problem": asdict(problem), "configs": [str(c) for c in configs], "within": within}
+            for problem, configs, within in rec.undecided
+        ],
         "winners": [
             {"problem": asdict(problem), "config": str(config), "ms": ms}
             for problem, config, ms in rec.winners
@@ -261,6 +265,13 @@ def _summary(rec: Recommendation) -> list[str]:
             lines += _comment(f"No config of the list was timed on {', '.join(missing)}.")
         else:
             lines += _comment(f"Worst loss of the list on any shape: {rec.worst_loss:.1%}.")
+    number = {problem: n for n, (problem, _, _) in enumerate(rec.winners, 1)}
+    for problem, configs, within in rec.undecided:
+        names = ", ".join(map(str, configs))
+        lines += _comment(
+            f"No single winner on [{number[problem]}]: {names} cannot be told apart, within"
+            f" {within:.1%}."
+        )
     if rec.serves:
         lines += _comment(f"Has a config that fits: {_pairs(rec.serves)}.")
     if rec.unserved:

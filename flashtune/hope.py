@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from flashtune.records import Config
 
 FEWEST = 24  # configs to be measured before anything is given up
+GIVEN_UP = "given up: "  # how the reason of such a row begins
 SIGMAS = 3.0
 """Standard deviations of the model's own error on this shape. DESIGN.md has the evidence."""
 
@@ -44,8 +45,8 @@ class Hope:
         if at_best <= self._best_ms:
             return None
         return (
-            f"predicted {self._predicted[config]:.4g} ms; measured times of {len(self._errors)}"
-            f" configs were at least {math.exp(lucky):.2f} times predicted ({SIGMAS:g} standard"
-            f" deviations), so it takes {at_best:.4g} ms or more, and the best took"
-            f" {self._best_ms:.4g}"
+            f"{GIVEN_UP}predicted {self._predicted[config]:.4g} ms; measured times of"
+            f" {len(self._errors)} configs were at least {math.exp(lucky):.2f} times predicted"
+            f" ({SIGMAS:g} standard deviations), so it takes {at_best:.4g} ms or more, and the best"
+            f" took {self._best_ms:.4g}"
         )

@@ -18,8 +18,18 @@ from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 
 from flashtune.errors import FlashtuneError
-from flashtune.records import Problem, Status
-from flashtune.results import Provenance, Row, RunInfo, SdpaResult, SdpaTiming, SweepFile
+from flashtune.records import Config, Problem, Status
+from flashtune.results import (
+    Conditions,
+    Provenance,
+    RaceVerdict,
+    Row,
+    RunInfo,
+    SdpaResult,
+    SdpaTiming,
+    SweepFile,
+    Tie,
+)
 
 if TYPE_CHECKING:  # neither has a place in a command that only prints help
     import pandas as pd
@@ -86,6 +96,7 @@ def _table(file: SweepFile) -> pa.Table:
             for result in file.sdpa
         ],
         "notes": list(file.notes),
+        "verdicts": [asdict(verdict) for verdict in file.verdicts],
     }
     metadata = {METADATA_KEY: json.dumps(document).encode()}
     return pa.Table.from_pydict(columns, schema=schema().with_metadata(metadata))
@@ -161,6 +172,22 @@ def _from_table(path: Path, table: pa.Table, document: dict[str, Any]) -> SweepF
         ),
         tuple(document["notes"]),
         tuple(_row(values) for values in table.to_pylist()),
+        tuple(_verdict(item) for item in document.get("verdicts", ())),
+    )
+
+
+def _verdict(item: dict[str, Any]) -> RaceVerdict:
+    return RaceVerdict(
+        **{
+            **item,
+            "problem": Problem(**item["problem"]),
+            "chosen": Config(**item["chosen"]),
+            "leader": Config(**item["leader"]),
+            "ties": tuple(
+                Tie(**{**tie, "config": Config(**tie["config"])}) for tie in item["ties"]
+            ),
+            "conditions": tuple(Conditions(**state) for state in item["conditions"]),
+        }
     )
 
 

@@ -111,6 +111,10 @@ class Looks:
                 self.best = config
         return Look(config, samples, screened, ratio)
 
+    def stand(self, config: Config) -> None:
+        """``config`` won an earlier race: the others have to beat it."""
+        self._kept[config], self.best = 1.0, config
+
     def finalists(self) -> tuple[list[Config], list[Config]]:
         """Who goes on, the fastest look first, and who is out after all: kept while the best was
         slower, and now over ``LOOK_FACTOR`` behind it with the same margin again for noise."""

@@ -19,7 +19,7 @@ from flashtune.cover import (
 )
 from flashtune.errors import FlashtuneError
 from flashtune.records import Config, Problem, Status
-from flashtune.results import Recommendation, Recommended, Row, SweepFile
+from flashtune.results import RaceVerdict, Recommendation, Recommended, Row, SweepFile
 from flashtune.stats import median
 
 
@@ -51,8 +51,9 @@ def recommend(
     used = [file for file in files if file.provenance.measured is measured]
     rows = [row for file in used for row in _carried(file.rows)]
     barred = _barred(rows)
-    winners = _winners(rows) if measured else ()
-    pool = _measured(rows, winners, barred) if measured else _predicted(rows, barred)
+    verdicts = {verdict.problem: verdict for file in used for verdict in file.verdicts}
+    winners = _winners(rows, verdicts) if measured else ()
+    pool = _measured(rows, barred) if measured else _predicted(rows, barred)
     if not pool.shares.keys() - pool.reserve:
         raise _nothing_usable(gpu, kernel, measured, bool(barred))
     chosen = cover(pool, max_configs, regret) if measured else _first(pool, rows, max_configs)
@@ -72,6 +73,7 @@ def recommend(
         serves=served,
         unserved=tuple(pair for pair in pairs if pair not in served),
         barred=tuple(sorted(barred.items())),
+        undecided=_undecided(winners, verdicts),
     )
 
 
@@ -197,14 +199,33 @@ def _times(results: Sequence[_Result]) -> dict[Problem, dict[Config, float]]:
     }
 
 
-def _winners(results: Sequence[_Result]) -> tuple[tuple[Problem, Config, float], ...]:
-    """Per problem the fastest config, in the problems' order."""
+def _winners(
+    results: Sequence[_Result], verdicts: Mapping[Problem, RaceVerdict]
+) -> tuple[tuple[Problem, Config, float], ...]:
+    """Per problem what its race chose, or else the fastest config, in the problems' order."""
     winners = []
     for problem, times in _times(results).items():
+        if problem in verdicts and verdicts[problem].chosen in times:
+            chosen = verdicts[problem].chosen
+            winners.append((problem, chosen, times[chosen]))
+            continue
         tie = _tie_break([r for r in results if r.problem == problem])
         winner = min(times, key=lambda config: (times[config], tie[config], config))
         winners.append((problem, winner, times[winner]))
     return tuple(winners)
+
+
+def _undecided(
+    winners: Sequence[tuple[Problem, Config, float]], verdicts: Mapping[Problem, RaceVerdict]
+) -> tuple[tuple[Problem, tuple[Config, ...], float], ...]:
+    """The problems without a single winner: who could not be told apart, and within how much."""
+    found = []
+    for problem, chosen, _ in winners:
+        verdict = verdicts.get(problem)
+        if verdict is not None and verdict.chosen == chosen and verdict.ties:
+            equals = dict.fromkeys([chosen, verdict.leader, *(t.config for t in verdict.ties)])
+            found.append((problem, tuple(equals), max(t.at_most for t in verdict.ties)))
+    return tuple(found)
 
 
 def _tie_break(results: Sequence[_Result]) -> dict[Config, Rank]:
@@ -228,13 +249,9 @@ def _tie_break(results: Sequence[_Result]) -> dict[Config, Rank]:
 # Candidates: what may be listed, from measurements or from predictions.
 
 
-def _measured(
-    results: Sequence[_Result],
-    winners: Sequence[tuple[Problem, Config, float]],
-    barred: Mapping[Config, str],
-) -> Candidates:
+def _measured(results: Sequence[_Result], barred: Mapping[Config, str]) -> Candidates:
     times = _times(results)
-    best = {problem: ms for problem, _, ms in winners}
+    best = {problem: min(row.values()) for problem, row in times.items()}
     listable = {config for row in times.values() for config in row} - barred.keys()
     shares = {
         config: tuple(

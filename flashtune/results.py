@@ -23,6 +23,25 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What a checked launch came to: ``failure`` None where all is well."""
+
+    failure: Status | None
+    reason: str | None
+    check: Check | None  # None: it never answered
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The card's state at one moment. None where it does not say."""
+
+    sm_clock_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    throttle: str | None
+
+
+@dataclass(frozen=True)
 class Timing:
     """Samples of one config on one problem, in milliseconds."""
 
@@ -156,6 +175,32 @@ class SdpaResult:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """A config that the race could not tell from the leader: behind it by this fraction of its
+    time, and by no more than ``at_most`` with the race's confidence."""
+
+    config: Config
+    behind: float
+    at_most: float
+
+
+@dataclass(frozen=True)
+class RaceVerdict:
+    """What a problem's race decided. Times in ms; the interval holds the median with 95%."""
+
+    run_id: str
+    problem: Problem
+    chosen: Config
+    leader: Config  # the smallest mean; the choice is among it and those shown equal to it
+    ms: float  # of the chosen one
+    ms_lo: float | None
+    ms_hi: float | None
+    rounds: int
+    ties: tuple[Tie, ...]
+    conditions: tuple[Conditions, ...]  # after each round
+
+
+@dataclass(frozen=True)
 class SweepFile:
     """A results file in memory: its rows and everything the file's metadata says."""
 
@@ -164,6 +209,7 @@ class SweepFile:
     sdpa: tuple[SdpaResult, ...]
     notes: tuple[str, ...]  # what a reader must know: interpreter check, nothing was measured …
     rows: tuple[Row, ...]
+    verdicts: tuple[RaceVerdict, ...] = ()  # the last one of each problem that was raced
 
 
 @dataclass(frozen=True)
@@ -189,3 +235,5 @@ class Recommendation:
     serves: tuple[tuple[str, int], ...]  # (dtype, D) with at least one config that fits
     unserved: tuple[tuple[str, int], ...]
     barred: tuple[tuple[Config, str], ...] = ()  # never listed, and the row that forbids it
+    # Problems without a single winner: who cannot be told apart, and within which fraction.
+    undecided: tuple[tuple[Problem, tuple[Config, ...], float], ...] = ()

@@ -29,7 +29,7 @@ from flashtune.parquet import (
     writing,
 )
 from flashtune.records import Config, Problem
-from flashtune.results import Provenance, Row, RunInfo, SdpaResult, SweepFile
+from flashtune.results import Provenance, RaceVerdict, Row, RunInfo, SdpaResult, SweepFile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,6 +182,23 @@ class SweepStore:
         self._known.sdpa[_sdpa_key(result)] = result
         self._changed()
 
+    def verdict_for(self, problem: Problem) -> RaceVerdict | None:
+        """What the last race on ``problem`` decided."""
+        return self._known.verdicts.get(problem)
+
+    def decide(self, rows: Iterable[Row], verdict: RaceVerdict | None) -> None:
+        """Add the rows that a race ends with together with its verdict, and put them on disk: a
+        kill leaves all of them or none."""
+        self._require_open()
+        for row in map(as_stored, rows):
+            self._part[row.problem, row.config] = row
+            self._known.rows[row.problem, row.config] = row
+        if verdict is not None:
+            self._known.verdicts[verdict.problem] = verdict
+        self._known.runs.setdefault(self._run.run_id, self._run)
+        self._dirty = True
+        self.flush()
+
     def note(self, text: str) -> None:
         """Add a note for the file's readers, once however often it is given."""
         self._require_open()
@@ -247,12 +264,14 @@ class _Contents:
         self.sdpa: dict[tuple[Problem, str, str], SdpaResult] = {}
         self.notes: dict[str, None] = {}
         self.rows: dict[_Key, Row] = {}
+        self.verdicts: dict[Problem, RaceVerdict] = {}
 
     def take(self, file: SweepFile) -> None:
         self.runs.update({run.run_id: run for run in file.runs})
         self.sdpa.update({_sdpa_key(result): result for result in file.sdpa})
         self.notes.update(dict.fromkeys(file.notes))
         self.rows.update({(row.problem, row.config): row for row in file.rows})
+        self.verdicts.update({verdict.problem: verdict for verdict in file.verdicts})
 
     def file(self, rows: Mapping[_Key, Row] | None = None) -> SweepFile:
         """Everything, or everything about these ``rows``, in the file's order."""
@@ -262,6 +281,7 @@ class _Contents:
             tuple(self.sdpa[key] for key in sorted(self.sdpa)),
             tuple(self.notes),
             _ordered((self.rows if rows is None else rows).values()),
+            tuple(self.verdicts[problem] for problem in sorted(self.verdicts)),
         )
 
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashtune.budget import BudgetLine
 from flashtune.compiler import CompileJob, compile_all, specialisation
-from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
+from flashtune.gpu_process import GpuProcess
+from flashtune.hope import GIVEN_UP
 from flashtune.interpreter import check_arithmetic
 from flashtune.kernels import Kernel, kernel_hash
 from flashtune.plan import ProblemPlan
 from flashtune.provenance import provenance
 from flashtune.records import KEEP, Compiled, Config, Problem, Status
-from flashtune.results import Row, RunInfo, SdpaResult, SweepFile
+from flashtune.results import RaceVerdict, Row, RunInfo, SdpaResult, SweepFile
 from flashtune.store import SweepStore, results_path
 
 if TYPE_CHECKING:
-    from flashtune.worker import GpuWorker, Outcome
+    from flashtune.measure import ProblemRun
 
 NOT_MEASURED = "Nothing was measured: no GPU was present. Rows are compiled or ranked, not timed."
 FAILED = frozenset(
@@ -51,6 +54,8 @@ class SweepRequest:
     fresh: bool
     retry_failed: bool
     command: str
+    exhaustive: bool = False  # time every config by itself, as the articles do, and race none
+    start_gpu: Callable[[Kernel], GpuProcess] = GpuProcess
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,10 @@ class SweepResult:
         """The rows of the problems that this sweep asked for."""
         asked = set(self.problems)
         return tuple(row for row in self.file.rows if row.problem in asked)
+
+    def verdict(self, problem: Problem) -> RaceVerdict | None:
+        """What the race on ``problem`` decided; None where everything was timed by itself."""
+        return next((v for v in self.file.verdicts if v.problem == problem), None)
 
     def tried(self, plan: ProblemPlan) -> list[Row]:
         """The rows of what ``plan`` tried, the most promising first."""
@@ -153,69 +162,108 @@ class _Sweep:
         todo = self._todo()
         wrong = self._interpret() if todo else {}
         for plan, config, compiled in self._compile(todo):
-            if compiled.failure is not None:
-                row = self._row(plan, config, compiled.failure, compiled.reason, compiled)
-            elif (reason := wrong.get(plan.problem)) is not None:
-                row = self._row(plan, config, Status.WRONG, reason, compiled)
-            elif (reason := self._over_limit(compiled)) is not None:
-                row = self._row(plan, config, Status.OUT_OF_RESOURCES, reason, compiled)
-            else:
-                row = self._row(plan, config, Status.COMPILED, None, compiled)
-            self.store.add(row)
+            if not self._refused(plan, compiled):
+                reason = wrong.get(plan.problem)
+                status = Status.COMPILED if reason is None else Status.WRONG
+                self.store.add(self._row(plan, config, status, reason, compiled))
 
     def measure(self) -> None:
-        """Compile everything, then check and time problem by problem on the card."""
+        """Compile, check and time on the card: race the configs, or time all of them."""
         todo = self._todo()
         if not todo:
             return
-        ready: dict[Problem, list[Compiled]] = {plan.problem: [] for plan, _ in todo}
-        plans = {plan.problem: plan for plan, _ in todo}
-        for plan, config, compiled in self._compile(todo):
-            if compiled.failure is not None:
-                row = self._row(plan, config, compiled.failure, compiled.reason, compiled)
-                self.store.add(row)
-            elif (reason := self._over_limit(compiled)) is not None:
-                row = self._row(plan, config, Status.OUT_OF_RESOURCES, reason, compiled)
-                self.store.add(row)
+        from flashtune.measure import ProblemRun  # what it needs is slow to load
+
+        with self.request.start_gpu(self.request.kernel) as gpu:
+            plans = {plan.problem: plan for plan, _ in todo}
+            runs = {
+                problem: ProblemRun(
+                    gpu, plan, partial(self._row_of, plan), self.store.verdict_for(problem)
+                )
+                for problem, plan in plans.items()
+            }
+            if self.request.exhaustive:
+                self._time_all(gpu, runs, todo)
             else:
+                self._race(runs, todo)
+
+    def _time_all(
+        self,
+        gpu: GpuProcess,
+        runs: Mapping[Problem, ProblemRun],
+        todo: Sequence[tuple[ProblemPlan, Config]],
+    ) -> None:
+        """Compile everything, then check and time problem by problem, as the articles do."""
+        ready: dict[Problem, list[Compiled]] = {problem: [] for problem in runs}
+        for plan, _, compiled in self._compile(todo):
+            if not self._refused(plan, compiled):
                 ready[plan.problem].append(compiled)
         self.store.flush()
-        from flashtune.worker import gpu_worker  # torch and the card, only now
-
-        with gpu_worker(self.request.kernel) as worker:
-            for problem, compiled_list in ready.items():
-                if compiled_list:
-                    self._measure_problem(worker, plans[problem], compiled_list)
-
-    def _measure_problem(
-        self, worker: GpuWorker, plan: ProblemPlan, compiled_list: list[Compiled]
-    ) -> None:
-        problem = plan.problem
-        self.emit(Started(f"timing {problem}", len(compiled_list)))
-        for sdpa in worker.open(problem):
-            self.store.add_sdpa(SdpaResult(self.run_id, problem, sdpa))
-        rank = {config: place for place, config in enumerate(plan.tried)}
-        same_code = {
-            row.code_hash: row
-            for row in self.store.rows()
-            if row.problem == problem and row.same_as is None and row.status is Status.TIMED
-        }
-        for compiled in sorted(compiled_list, key=lambda c: rank[c.config]):
-            twin = same_code.get(compiled.code_hash)
-            if twin is not None:
-                row = _carried(twin, self._row(plan, compiled.config, twin.status, None, compiled))
-            else:
-                outcome = worker.measure(compiled.config)
-                row = self._outcome_row(plan, compiled, outcome)
-                if row.status is Status.TIMED:
+        place = _places(todo)
+        for problem, list_ in ready.items():
+            if not list_:
+                continue
+            self.emit(Started(f"timing {problem}", len(list_)))
+            for sdpa in gpu.sdpa(problem):
+                self.store.add_sdpa(SdpaResult(self.run_id, problem, sdpa))
+            same_code = {
+                row.code_hash: row
+                for row in self.store.rows()
+                if row.problem == problem and row.same_as is None and row.status is Status.TIMED
+                and row.code_hash is not None
+            }  # fmt: skip
+            for compiled in sorted(list_, key=lambda c: place[problem, c.config]):
+                row = runs[problem].time(compiled, same_code)
+                if row.status is Status.TIMED and row.code_hash and row.same_as is None:
                     same_code[row.code_hash] = row
-            self.store.add(row)
-            self.emit(Advanced(_best(same_code.values())))
-            if row.status is Status.CRASHED and not worker.still_works():
-                raise FlashtuneError(
-                    f"{compiled.config} on {problem} took the GPU context down: {row.reason}",
-                    "Its row says so. Run the same command again: it goes on with the next config.",
-                )
+                self.store.add(row)
+                self.emit(Advanced(_best(same_code.values())))
+
+    def _race(
+        self, runs: Mapping[Problem, ProblemRun], todo: Sequence[tuple[ProblemPlan, Config]]
+    ) -> None:
+        """Look at each config as soon as it is compiled; the finals run when nothing compiles."""
+        place = _places(todo)
+        in_order = sorted(todo, key=lambda item: place[item[0].problem, item[1]])
+        left = {(plan.problem, config): plan for plan, config in in_order}
+        for plan, config, compiled in self._compile(
+            in_order, lambda plan, config: runs[plan.problem].hope.left(config)
+        ):
+            del left[plan.problem, config]
+            if not self._refused(plan, compiled):
+                row = runs[plan.problem].look(compiled)
+                if row is not None:
+                    self.store.add(row)
+        for (problem, config), plan in left.items():
+            reason = runs[problem].hope.shortfall(config)
+            self.store.add(self._row(plan, config, Status.RANKED, reason))
+        raced = [run for run in runs.values() if run.waiting]
+        self.emit(Started("racing", len(raced)))
+        for run in raced:
+            # Seeded by the problem: the order within rounds is the same in every run.
+            decided = run.decide(self.run_id, random.Random(str(run.problem)))
+            for sdpa in decided.sdpa:
+                self.store.add_sdpa(SdpaResult(self.run_id, run.problem, sdpa))
+            self.store.decide(decided.rows, decided.verdict)
+            verdict = decided.verdict
+            best = None if verdict is None else (run.problem, verdict.chosen, verdict.ms)
+            self.emit(Advanced(best))
+
+    def _refused(self, plan: ProblemPlan, compiled: Compiled) -> bool:
+        """Whether ``compiled`` cannot be launched; then its row is added."""
+        if compiled.failure is not None:
+            status, reason = compiled.failure, compiled.reason
+        elif (over := self._over_limit(compiled)) is not None:
+            status, reason = Status.OUT_OF_RESOURCES, over
+        else:
+            return False
+        self.store.add(self._row(plan, compiled.config, status, reason, compiled))
+        return True
+
+    def _row_of(
+        self, plan: ProblemPlan, compiled: Compiled, status: Status, reason: str | None
+    ) -> Row:
+        return self._row(plan, compiled.config, status, reason, compiled)
 
     def _todo(self) -> list[tuple[ProblemPlan, Config]]:
         return [
@@ -226,14 +274,21 @@ class _Sweep:
         ]
 
     def _done(self, row: Row | None) -> bool:
-        if row is None or row.status in _PREDICTED:
+        if row is None or row.status is Status.PRUNED:
+            return False
+        if row.status is Status.RANKED:  # beyond an earlier --top; or given up in a race
+            return (row.reason or "").startswith(GIVEN_UP) and not self.request.exhaustive
+        if row.status is Status.SCREENED and self.request.exhaustive:
             return False
         return not (self.request.retry_failed and row.status in FAILED)
 
     def _compile(
-        self, todo: Sequence[tuple[ProblemPlan, Config]]
+        self,
+        todo: Sequence[tuple[ProblemPlan, Config]],
+        wanted: Callable[[ProblemPlan, Config], bool] = lambda plan, config: True,
     ) -> Iterable[tuple[ProblemPlan, Config, Compiled]]:
-        """Compile each distinct binary once; yields it for every problem that shares it."""
+        """Compile each distinct binary once; yields it for every problem that shares it. What no
+        problem has ``wanted`` by the time its turn comes is left out."""
         sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
@@ -249,7 +304,15 @@ class _Sweep:
             for config in [key[1]]
         }
         self.emit(Started("compiling", len(jobs)))
-        for job, compiled in compile_all(list(jobs), self.request.n_jobs):
+
+        def still_wanted(job: CompileJob) -> bool:
+            if any(wanted(plan, job.config) for plan in jobs[job][1]):
+                return True
+            self.emit(Advanced())
+            return False
+
+        n_jobs = self.request.n_jobs
+        for job, compiled in compile_all(list(jobs), n_jobs, wanted=still_wanted):
             key, plans = jobs[job]
             if compiled.failure is None and compiled.seconds is None:
                 # The binary was in the cache; an earlier part of this sweep may know its time.
@@ -295,29 +358,6 @@ class _Sweep:
         if old is None or (old.status in _PREDICTED and old.reason != row.reason):
             self.store.add(row)
 
-    def _outcome_row(self, plan: ProblemPlan, compiled: Compiled, outcome: Outcome) -> Row:
-        row = self._row(plan, compiled.config, outcome.status, outcome.reason, compiled)
-        if (checked := outcome.check) is not None:
-            row = replace(
-                row,
-                max_abs_err=checked.max_abs_err,
-                sdpa_abs_err=checked.sdpa_abs_err,
-                lse_abs_err=checked.lse_abs_err,
-            )
-        if (timing := outcome.timing) is not None:
-            row = replace(
-                row,
-                ms=timing.ms,
-                ms_lo=timing.ms_lo,
-                ms_hi=timing.ms_hi,
-                tflops=plan.problem.tflops(timing.ms),
-                samples_ms=timing.samples_ms,
-                samples_round=timing.samples_round,
-                sm_clock_mhz=timing.sm_clock_mhz,
-                measured_at=timing.measured_at,
-            )
-        return row
-
     def _row(
         self,
         plan: ProblemPlan,
@@ -351,18 +391,18 @@ class _Sweep:
         )
 
 
+def _places(todo: Sequence[tuple[ProblemPlan, Config]]) -> dict[tuple[Problem, Config], int]:
+    """Each config's place in the model's order of its problem."""
+    plans = {plan.problem: plan for plan, _ in todo}
+    return {
+        (problem, config): at
+        for problem, plan in plans.items()
+        for at, config in enumerate(plan.tried)
+    }
+
+
 _PROBLEM_COLUMNS = ("dtype", "B", "H", "H_kv", "N", "N_k", "D", "causal")
 _CONFIG_COLUMNS = ("q_tile", "k_tile", "num_warps", "num_stages")
-_CARRIED_COLUMNS = (
-    "ms", "ms_lo", "ms_hi", "tflops", "samples_ms", "samples_round",
-    "max_abs_err", "sdpa_abs_err", "lse_abs_err", "sm_clock_mhz", "measured_at",
-)  # fmt: skip
-
-
-def _carried(twin: Row, row: Row) -> Row:
-    """``row`` with the result of ``twin``, whose machine code is the same."""
-    carried = {name: getattr(twin, name) for name in _CARRIED_COLUMNS}
-    return replace(row, same_as=str(twin.config), **carried)
 
 
 def _best(rows: Iterable[Row]) -> tuple[Problem, Config, float] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -36,6 +36,9 @@ _SDPA_BACKENDS = {
 }
 
 
+Samples = tuple[float, ...]
+
+
 class Timer:
     """Times launches on the current CUDA device; holds the buffer that flushes its L2."""
 
@@ -53,35 +56,47 @@ class Timer:
         """
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            self._samples(launch, _LEAD_IN)
+            self.samples(launch, _LEAD_IN)
 
     def time(self, launch: Callable[[], None]) -> Timing:
         """Median of 10 to 60 samples of ``launch`` in ms, each with a cold L2.
 
         Raises whatever ``launch`` or the GPU raises.
         """
-        estimate = median(self._samples(launch, _LEAD_IN)[0])
+        estimate = median(self.samples(launch, _LEAD_IN))
         count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, SAMPLE_MS / max(estimate, 1e-3))))
-        samples, clock = self._samples(launch, count)
+        (samples,), clock = self._samples([launch], count)
         interval = median_interval(samples)
         return Timing(
             ms=median(samples),
             ms_lo=interval[0] if interval else None,
             ms_hi=interval[1] if interval else None,
-            samples_ms=tuple(samples),
+            samples_ms=samples,
             samples_round=(0,) * len(samples),
             sm_clock_mhz=clock,
             measured_at=datetime.now(UTC),
         )
 
-    def _samples(self, launch: Callable[[], None], count: int) -> tuple[list[float], int | None]:
-        """``count`` samples in ms that hold nothing of the host's time, and the SM clock meanwhile.
+    def samples(self, launch: Callable[[], None], count: int) -> Samples:
+        """``count`` samples of ``launch`` in ms, each with a cold L2. Raises what it raises."""
+        return self._samples([launch], count)[0][0]
+
+    def in_turns(self, launches: Sequence[Callable[[], None]], count: int) -> tuple[Samples, ...]:
+        """``count`` samples of each of ``launches``, one of each in turn: what changes meanwhile
+        changes for all of them."""
+        return self._samples(launches, count)[0]
+
+    def _samples(
+        self, launches: Sequence[Callable[[], None]], count: int
+    ) -> tuple[tuple[Samples, ...], int | None]:
+        """``count`` samples in ms of each that hold nothing of the host's time, and the SM clock
+        meanwhile.
 
         Raises FlashtuneError when the host is too slow to keep ahead of the GPU.
         """
         while self._flushes <= _MOST_FLUSHES:
-            samples, clock = self._clean_samples(launch, count)
-            if len(samples) == count:
+            samples, clock = self._clean_samples(launches, count)
+            if all(len(own) == count for own in samples):
                 return samples, clock
             self._flushes *= 2
         raise FlashtuneError(
@@ -90,29 +105,31 @@ class Timer:
         )
 
     def _clean_samples(
-        self, launch: Callable[[], None], count: int
-    ) -> tuple[list[float], int | None]:
-        """Up to ``count`` samples from at most twice as many launches.
+        self, launches: Sequence[Callable[[], None]], count: int
+    ) -> tuple[tuple[Samples, ...], int | None]:
+        """Up to ``count`` samples of each from at most twice as many launches, in turns.
 
         A sample is clean when its launch was queued before the GPU had finished flushing, which
         the start event tells: were it already complete, the GPU would have waited for the host,
         and the host's time (30 to 60 us a Triton launch) would be in the sample.
         """
-        events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        for attempt in range(_LEAD_IN + 2 * count):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            for _ in range(self._flushes):
-                self._flush.zero_()
-            start.record()
-            launch()
-            end.record()
-            if attempt >= _LEAD_IN and not start.query():
-                events.append((start, end))
-            if len(events) == count:
+        events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in launches]
+        for turn in range(_LEAD_IN + 2 * count):
+            for launch, own in zip(launches, events, strict=True):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                for _ in range(self._flushes):
+                    self._flush.zero_()
+                start.record()
+                launch()
+                end.record()
+                if turn >= _LEAD_IN and len(own) < count and not start.query():
+                    own.append((start, end))
+            if all(len(own) == count for own in events):
                 break
         clock = self._sm_clock_mhz()
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in events], clock
+        taken = (tuple(start.elapsed_time(end) for start, end in own) for own in events)
+        return tuple(taken), clock
 
 
 def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:

@@ -1,11 +1,16 @@
-"""The owner of the GPU: checks and times one config after another on the problem that is open."""
+"""The process that owns the GPU: checks and times configs, and may be killed and replaced.
+
+:func:`serve` is its main loop, which answers the calls of :mod:`flashtune.gpu_process` one by one.
+An error that leaves the CUDA context unusable is answered, and then the process ends.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -15,6 +20,7 @@ from flashtune.check import (
     Outputs,
     References,
     check,
+    checksum,
     guarded_inputs,
     guarded_outputs,
     random_inputs,
@@ -25,78 +31,146 @@ from flashtune.errors import FlashtuneError
 from flashtune.kernels import Kernel, load_kernel
 from flashtune.kernels.launch import forward
 from flashtune.records import Config, Problem, Status
-from flashtune.results import Check, SdpaTiming, Timing
+from flashtune.results import Checked, Conditions, SdpaTiming, Timing
 from flashtune.timing import Timer, sdpa_launch, time_sdpa
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one config on one problem."""
+_IDLE_S = 0.1  # after a pause as long as this the clocks have to be warmed again
+_WARM_S, _STILL_WARM_S = 1.0, 0.1
+_REPEATS = 3  # launches of a finalist that must agree with themselves bit for bit
 
-    status: Status
-    reason: str | None = None
-    check: Check | None = None
-    timing: Timing | None = None
+Samples = tuple[float, ...]
+
+
+class InputsChanged(Exception):
+    """A launch stored into Q, K or V."""
 
 
 @dataclass(frozen=True)
 class _Open:
-    problem: Problem
     refs: References
     inputs: Inputs  # what is timed, SDPA too
     outputs: tuple[torch.Tensor, torch.Tensor]  # O and L of the timed launches
     guarded_inputs: Inputs  # what is checked: the same values
     guarded_outputs: Outputs
+    checksums: tuple[int, ...]  # of both kinds of inputs
 
 
 class GpuWorker:
-    """Holds the CUDA context, one problem's tensors and references, and the timer."""
+    """Holds the CUDA context, the open problems' tensors and references, and the timer."""
 
-    def __init__(self, kernel: Kernel, timer: Timer) -> None:
+    def __init__(self, kernel: Kernel, timer: Timer, conditions: Callable[[], Conditions]) -> None:
         self._kernel = kernel
         self._jit_function = load_kernel(kernel).flash_fwd_kernel
         self._timer = timer
-        self._open: _Open | None = None
+        self._conditions = conditions
+        self._open: dict[Problem, _Open] = {}
+        self._last_launch = 0.0
 
-    def open(self, problem: Problem) -> list[SdpaTiming]:
-        """Draw the problem's inputs, compute its references, warm the clocks and time SDPA.
+    def open(self, problem: Problem) -> None:
+        """Draw the problem's inputs and compute its references, unless it is open.
 
-        Raises FlashtuneError when the card's memory is too small for the problem.
+        Other problems are closed where the memory is short. Raises FlashtuneError when the card's
+        memory is too small for this one alone.
         """
-        self._open = None  # the last problem's tensors go before this one's come
+        if problem in self._open:
+            return
         try:
-            inputs = random_inputs(problem, "cuda")
-            refs = references(problem, inputs)
-            o, lse = torch.empty_like(inputs.q), torch.empty_like(refs.lse)
-            guarded = guarded_inputs(inputs), guarded_outputs(problem, "cuda")
-        except torch.cuda.OutOfMemoryError as error:
-            raise FlashtuneError(
-                f"{problem}: the card's memory is too small ({str(error).splitlines()[0]})",
-                "Choose a smaller --B, --H or --N.",
-            ) from error
-        self._open = _Open(problem, refs, inputs, (o, lse), *guarded)
-        self._timer.warm_clocks(sdpa_launch(problem, inputs))
-        return time_sdpa(self._timer, problem, inputs)
+            self._open[problem] = self._opened(problem)
+        except torch.cuda.OutOfMemoryError:
+            self._open.clear()
+            torch.cuda.empty_cache()
+            try:
+                self._open[problem] = self._opened(problem)
+            except torch.cuda.OutOfMemoryError as error:
+                raise FlashtuneError(
+                    f"{problem}: the card's memory is too small ({str(error).splitlines()[0]})",
+                    "Choose a smaller --B, --H or --N.",
+                ) from error
 
-    def measure(self, config: Config) -> Outcome:
-        """Check one launch of ``config`` on the open problem and, if it is right, time it."""
-        assert self._open is not None, "open() a problem first"
-        now = self._open
-        answer = now.guarded_outputs
-        answer.poison()
-        try:
-            self._launch(config, now.guarded_inputs, answer.o, answer.lse)
+    def _opened(self, problem: Problem) -> _Open:
+        inputs = random_inputs(problem, "cuda")
+        refs = references(problem, inputs)
+        outputs = torch.empty_like(inputs.q), torch.empty_like(refs.lse)
+        guarded = guarded_inputs(inputs)
+        sums = (*checksum(inputs), *checksum(guarded))
+        return _Open(refs, inputs, outputs, guarded, guarded_outputs(problem, "cuda"), sums)
+
+    def sdpa(self, problem: Problem) -> list[SdpaTiming]:
+        """Warm the clocks and time SDPA's backends, each forced, on the problem's inputs."""
+        self._warm(problem)
+        timings = time_sdpa(self._timer, problem, self._open[problem].inputs)
+        self._last_launch = time.perf_counter()
+        return timings
+
+    def check(self, problem: Problem, config: Config) -> Checked:
+        """Check one launch of ``config``: its answers, and that it left its inputs alone."""
+        now = self._open[problem]
+        now.guarded_outputs.poison()
+        self._launch_guarded(now, config)
+        torch.cuda.synchronize()
+        checked = check(now.refs, now.guarded_outputs)
+        if not checked.ok:
+            return Checked(Status.WRONG, checked.reason, checked)
+        self._verify_inputs(problem)
+        return Checked(None, None, checked)
+
+    def repeat(self, problem: Problem, config: Config) -> Checked:
+        """Launch ``config`` several times on the same inputs: the answers must be the same bits."""
+        now = self._open[problem]
+        first: tuple[torch.Tensor, torch.Tensor] | None = None
+        for launch in range(_REPEATS):
+            now.guarded_outputs.poison()
+            self._launch_guarded(now, config)
             torch.cuda.synchronize()
-            checked = check(now.refs, answer)
+            checked = check(now.refs, now.guarded_outputs)
             if not checked.ok:
-                return Outcome(Status.WRONG, checked.reason, checked)
-            timing = self._timer.time(lambda: self._launch(config, now.inputs, *now.outputs))
-        except OutOfResources as error:
-            return Outcome(Status.OUT_OF_RESOURCES, _required_and_limit(error))
-        except Exception as error:  # whatever a launch can raise is this config's row
-            first = (str(error).strip().splitlines() or [""])[0]
-            return Outcome(Status.CRASHED, f"{type(error).__name__}: {first}"[:300])
-        return Outcome(Status.TIMED, None, checked, timing)
+                reason = f"launch {launch + 1} of {_REPEATS} on the same inputs: {checked.reason}"
+                return Checked(Status.WRONG, reason, checked)
+            bits = now.guarded_outputs.o.clone(), now.guarded_outputs.lse.clone()
+            if first is None:
+                first = bits
+            elif not all(torch.equal(a, b) for a, b in zip(first, bits, strict=True)):
+                reason = "its answers differ from launch to launch on the same inputs"
+                return Checked(Status.WRONG, reason, checked)
+        return Checked(None, None, None)
+
+    def time(self, problem: Problem, config: Config) -> Timing:
+        """A full measurement of ``config`` by itself."""
+        self._warm(problem)
+        timing = self._timer.time(self._launcher(problem, config))
+        self._last_launch = time.perf_counter()
+        self._verify_inputs(problem)
+        return timing
+
+    def look(
+        self, problem: Problem, config: Config, beside: Config | None, launches: int
+    ) -> tuple[Samples, Samples]:
+        """A few samples of ``config``, and of ``beside`` taken in turns with them."""
+        self._keep_warm(self._launcher(problem, beside or config))
+        both = [config] if beside is None else [config, beside]
+        taken = self._timer.in_turns([self._launcher(problem, c) for c in both], launches)
+        self._last_launch = time.perf_counter()
+        self._verify_inputs(problem)
+        return taken[0], (taken[1] if beside is not None else ())
+
+    def round(
+        self, problem: Problem, configs: Sequence[Config], launches: int
+    ) -> tuple[Mapping[Config, Samples], Conditions]:
+        """``launches`` samples of each of ``configs`` one after the other, and the card's state.
+
+        Raises InputsChanged when a launch stored into its inputs, as ``look`` and ``time`` do.
+        """
+        self._warm(problem)
+        samples = {
+            config: self._timer.samples(self._launcher(problem, config), launches)
+            for config in configs
+        }
+        self._last_launch = time.perf_counter()
+        self._verify_inputs(problem)
+        return samples, self._conditions()
 
     def still_works(self) -> bool:
         """Whether the CUDA context survived: an illegal access poisons it for good."""
@@ -106,23 +180,80 @@ class GpuWorker:
             return False
         return True
 
-    def _launch(self, config: Config, inputs: Inputs, o: torch.Tensor, lse: torch.Tensor) -> None:
-        assert self._open is not None
-        q, k, v = inputs.q, inputs.k, inputs.v
-        causal = self._open.problem.causal
-        forward(self._kernel, self._jit_function, q, k, v, o, lse, causal, config)
+    def _verify_inputs(self, problem: Problem) -> None:
+        now = self._open[problem]
+        if (*checksum(now.inputs), *checksum(now.guarded_inputs)) != now.checksums:
+            self._open[problem] = self._opened(problem)  # the next config gets fresh ones
+            raise InputsChanged("its launch changed the inputs Q, K or V")
+
+    def _warm(self, problem: Problem) -> None:
+        """Warm the clocks with SDPA on the problem's inputs: a second of it after a pause."""
+        if time.perf_counter() - self._last_launch > _IDLE_S:
+            self._timer.warm_clocks(sdpa_launch(problem, self._open[problem].inputs), _WARM_S)
+            self._last_launch = time.perf_counter()
+
+    def _keep_warm(self, launch: Callable[[], None]) -> None:
+        """Before a short look: some launches that count for nothing, after a pause."""
+        if time.perf_counter() - self._last_launch > _IDLE_S:
+            self._timer.warm_clocks(launch, _STILL_WARM_S)
+
+    def _launcher(self, problem: Problem, config: Config) -> Callable[[], None]:
+        now = self._open[problem]
+        causal, (o, lse) = problem.causal, now.outputs
+        q, k, v = now.inputs.q, now.inputs.k, now.inputs.v
+        return lambda: forward(self._kernel, self._jit_function, q, k, v, o, lse, causal, config)
+
+    def _launch_guarded(self, now: _Open, config: Config) -> None:
+        inputs, answer = now.guarded_inputs, now.guarded_outputs
+        forward(
+            self._kernel, self._jit_function, inputs.q, inputs.k, inputs.v, answer.o, answer.lse,
+            now.refs.problem.causal, config,
+        )  # fmt: skip
 
 
-@contextmanager
-def gpu_worker(kernel: Kernel) -> Iterator[GpuWorker]:
-    """A worker on the current CUDA device, with NVML open for the clock readings."""
+def serve(connection: Connection, kernel: Kernel) -> None:
+    """Answer calls until the other side hangs up or the CUDA context is lost."""
     with clock_reader() as read:
 
-        def sm_clock_mhz() -> int | None:
+        def conditions() -> Conditions:
             clocks = read()
-            return None if clocks is None else clocks.sm_clock_mhz
+            if clocks is None:
+                return Conditions(None, None, None, None)
+            return Conditions(
+                clocks.sm_clock_mhz, clocks.power_w, clocks.temperature_c, clocks.throttle
+            )
 
-        yield GpuWorker(kernel, Timer(sm_clock_mhz))
+        timer = Timer(lambda: conditions().sm_clock_mhz)
+        answer_calls(connection, GpuWorker(kernel, timer, conditions))
+
+
+def answer_calls(connection: Connection, worker: Any) -> None:
+    """Each call is (method, arguments). Each answer is ("done", result), ("failed", failure), or
+    ("lost", failure), after which the process ends, since nothing more can be launched in it."""
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer: tuple[str, Any] = ("done", getattr(worker, method)(*arguments))
+        except Exception as error:  # whatever a launch can raise is the caller's to judge
+            answer = ("failed" if worker.still_works() else "lost", failure(error))
+        connection.send(answer)
+        if answer[0] == "lost":
+            return
+
+
+def failure(error: Exception) -> FlashtuneError | Checked:
+    """An error as the caller gets it: one for the user, or one that is a config's own row."""
+    if isinstance(error, FlashtuneError):
+        return error
+    if isinstance(error, OutOfResources):
+        return Checked(Status.OUT_OF_RESOURCES, _required_and_limit(error), None)
+    if isinstance(error, InputsChanged):
+        return Checked(Status.WRONG, str(error), None)
+    first = (str(error).strip().splitlines() or [""])[0]
+    return Checked(Status.CRASHED, f"{type(error).__name__}: {first}"[:300], None)
 
 
 def _required_and_limit(error: OutOfResources) -> str:

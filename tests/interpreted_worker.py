@@ -18,18 +18,25 @@ from triton.runtime.errors import OutOfResources
 from flashtune import worker
 from flashtune.kernels import find_kernel
 from flashtune.records import Config, Problem
-from flashtune.results import Timing
+from flashtune.results import Conditions, Timing
 
 
 class NoTimer:
     """Launches once where the real one launches a hundred times; its result is not a time."""
 
-    def warm_clocks(self, launch: Callable[[], None]) -> None:
+    def warm_clocks(self, launch: Callable[[], None], seconds: float) -> None:
         launch()
 
     def time(self, launch: Callable[[], None]) -> Timing:
         launch()
         return Timing(1.0, None, None, (1.0,), (0,), None, datetime.now(UTC))
+
+    def in_turns(
+        self, launches: list[Callable[[], None]], count: int
+    ) -> tuple[tuple[float, ...], ...]:
+        for launch in launches:
+            launch()
+        return tuple((1.0,) * count for _ in launches)
 
 
 def on_the_cpu() -> None:
@@ -40,10 +47,29 @@ def on_the_cpu() -> None:
     torch.cuda.synchronize = lambda: None
 
 
+PROBLEM = Problem(1, 2, 1, 77, 53, 40, True, "fp16")
+CONFIG, OTHER = Config(32, 16, 4, 2), Config(16, 16, 4, 2)
+
+
+class Line:
+    """A pipe's end: hands out calls, keeps the answers."""
+
+    def __init__(self, calls: list[tuple[str, tuple[object, ...]]]) -> None:
+        self.calls, self.answers = calls, list[tuple[str, object]]()
+
+    def recv(self) -> tuple[str, tuple[object, ...]]:
+        if not self.calls:
+            raise EOFError
+        return self.calls.pop(0)
+
+    def send(self, answer: tuple[str, object]) -> None:
+        self.answers.append(answer)
+
+
 def main() -> None:
     on_the_cpu()
-    gpu = worker.GpuWorker(find_kernel(sys.argv[1]), NoTimer())
-    assert gpu.open(Problem(1, 2, 1, 77, 53, 40, True, "fp16")) == []
+    conditions = Conditions(None, None, None, None)
+    gpu = worker.GpuWorker(find_kernel(sys.argv[1]), NoTimer(), lambda: conditions)
     launch = worker.forward
     raised: list[Exception] = []
 
@@ -60,13 +86,31 @@ def main() -> None:
         None,
     ):
         raised[:] = [] if error is None else [error]
-        outcome = gpu.measure(Config(32, 16, 4, 2))
-        same = None
-        if outcome.timing is not None:
-            opened = gpu._open
-            same = torch.equal(opened.outputs[0], opened.guarded_outputs.o)
-        record = {"status": outcome.status, "reason": outcome.reason, "timed_is_checked": same}
+        line = Line([
+            ("open", (PROBLEM,)),
+            ("check", (PROBLEM, CONFIG)),
+            ("repeat", (PROBLEM, CONFIG)),
+            ("look", (PROBLEM, CONFIG, OTHER, 2)),
+            ("time", (PROBLEM, CONFIG)),
+        ])  # fmt: skip
+        worker.answer_calls(line, gpu)
+        _, (word, checked), repeated, looked, timed = line.answers
+        opened = gpu._open[PROBLEM]
+        record = {
+            "word": word,
+            "failure": checked.failure,
+            "reason": checked.reason,
+            "repeat": repeated[1].failure,
+            "look": looked[1],
+            "timed": timed[0],
+            "timed_is_checked": torch.equal(opened.outputs[0], opened.guarded_outputs.o),
+        }
         print(json.dumps(record))
+    gpu._open[PROBLEM].inputs.k[0, 0, 3, 5] += 1  # as a kernel that stores astray would
+    line = Line([("time", (PROBLEM, CONFIG)), ("time", (PROBLEM, CONFIG))])
+    worker.answer_calls(line, gpu)
+    for word, answer in line.answers:
+        print(json.dumps({"word": word, "reason": getattr(answer, "reason", None)}))
 
 
 if __name__ == "__main__":

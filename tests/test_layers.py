@@ -74,6 +74,9 @@ ROOMS = {
     "worker": Room(
         "check driver errors kernels kernels.launch records results timing", third="torch triton"
     ),
+    "worker_main": Room("kernels worker"),
+    "gpu_process": Room("errors kernels records results worker_main"),
+    "measure": Room("gpu_process hope plan race records results stats"),
     "parquet": Room("errors records results", third_inside="pandas pyarrow"),
     "store": Room("errors parquet records results", third_inside="pandas pyarrow"),
     "cover": Room("records"),
@@ -81,8 +84,8 @@ ROOMS = {
     "export": Room("errors records results"),
     "shortlist": Room("budget cost errors export gpu kernels recommend records results store"),
     "sweep": Room(
-        "budget check compiler cost errors export gpu interpreter kernels plan provenance recommend"
-        " records results shortlist space stats store timing worker"
+        "budget check compiler cost errors export gpu gpu_process hope interpreter kernels measure"
+        " plan provenance recommend records results shortlist space stats store"
     ),
     "cli": Room(),
     "cli.render": Room(EVERYTHING, third="rich"),

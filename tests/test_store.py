@@ -638,7 +638,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str, str]] = [
     ),
     (rewrite_version, r"schema_version 2; this one reads up to 1", "upgrade flashtune"),
     (lambda path: rewritten(path, b'"notes"', b'"motes"'), "is damaged", "--fresh"),
-    (lambda path: rewritten(path, b'"notes": []}', b'"notes": '), "is damaged", "--fresh"),
+    (lambda path: rewritten(path, b'"verdicts": []}', b'"verdicts": '), "is damaged", "--fresh"),
     (lambda path: (path.unlink(), path.mkdir()), "cannot read it: Is a directory", "results file"),
 ]
 

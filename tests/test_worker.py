@@ -27,16 +27,21 @@ def outcomes(kernel: str) -> list[dict[str, Any]]:
 
 
 def test_what_a_launch_raises_becomes_a_status_and_the_next_config_goes_on() -> None:
-    first, resources, crashed, last = outcomes("v6_heads_first")
+    first, resources, crashed, last, changed, fresh = outcomes("v6_heads_first")
     for sound in (first, last):
-        assert sound == {"status": "timed", "reason": None, "timed_is_checked": True}
-    assert resources["status"] == "out_of_resources"
+        assert sound == {
+            "word": "done", "failure": None, "reason": None, "repeat": None,
+            "look": [[1.0, 1.0], [1.0, 1.0]], "timed": "done", "timed_is_checked": True,
+        }  # fmt: skip
+    assert (resources["word"], resources["failure"]) == ("failed", "out_of_resources")
     assert "262144" in resources["reason"] and "232448" in resources["reason"]
-    assert crashed["status"] == "crashed"
+    assert (crashed["word"], crashed["failure"]) == ("failed", "crashed")
     assert crashed["reason"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert changed == {"word": "failed", "reason": "its launch changed the inputs Q, K or V"}
+    assert fresh["word"] == "done"  # the next config gets fresh inputs
 
 
-def test_a_wrong_answer_is_never_timed(tmp_path: Path) -> None:
+def test_a_wrong_answer_is_a_failed_check(tmp_path: Path) -> None:
     fault = next(fault for fault in FAULTS if fault.name == "rescale_left_out")
     first, *_ = outcomes(str(fault.write(tmp_path)))
-    assert first["status"] == "wrong" and first["timed_is_checked"] is None
+    assert first["failure"] == first["repeat"] == "wrong"

@@ -205,7 +205,11 @@ def print_sweep(result: SweepResult, recommendation: Recommendation | None) -> N
     out.print(escape(f"{provenance.kernel} on {provenance.gpu}, {versions}"), soft_wrap=True)
     if provenance.measured:
         out.print(_winners_table(result))
-        out.print("flash, cuDNN: our speed as a share of SDPA's with that backend, same run.")
+        out.print(
+            "flash, cuDNN: our speed as a share of SDPA's with that backend, same run. equals:"
+            " configs that the race could not tell from the best, and within how much.",
+            soft_wrap=True,
+        )
     else:
         out.print(
             "[bold]Nothing was measured: there is no GPU here.[/bold] In the order of promise:"
@@ -223,7 +227,7 @@ def print_sweep(result: SweepResult, recommendation: Recommendation | None) -> N
 
 def _winners_table(result: SweepResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = ("N", "mask", "best config", "ms", "95%", "TFLOP/s", "flash", "cuDNN",
+    names = ("N", "mask", "best config", "ms", "95%", "equals", "TFLOP/s", "flash", "cuDNN",
              "regs", "spills")  # fmt: skip
     for name in names:
         left = name in ("mask", "best config")
@@ -233,7 +237,7 @@ def _winners_table(result: SweepResult) -> Table:
         length = f"{problem.N}" if problem.N == problem.N_k else f"{problem.N}x{problem.N_k}"
         mask = "causal" if problem.causal else "full"
         if row is None or row.ms is None or row.tflops is None:
-            table.add_row(length, mask, "nothing valid", *["-"] * 7)
+            table.add_row(length, mask, "nothing valid", *["-"] * 8)
             continue
         half = (
             None if row.ms_lo is None or row.ms_hi is None else (row.ms_hi - row.ms_lo) / 2 / row.ms
@@ -241,7 +245,8 @@ def _winners_table(result: SweepResult) -> Table:
         interval = "-" if half is None else f"±{half:.1%}"
         shares = sdpa_shares(result, row)
         table.add_row(
-            length, mask, str(row.config), f"{row.ms:.4f}", interval, f"{row.tflops:.1f}",
+            length, mask, str(row.config), f"{row.ms:.4f}", interval, _equals(result, problem),
+            f"{row.tflops:.1f}",
             shares["flash"], shares["cudnn"], text(row.regs), text(row.spills),
         )  # fmt: skip
     return table
@@ -262,9 +267,24 @@ def _compiled_table(result: SweepResult) -> Table:
     return table
 
 
+def _equals(result: SweepResult, problem: Problem) -> str:
+    """How many configs could not be told from the winner, and within how much."""
+    verdict = result.verdict(problem)
+    if verdict is None:
+        return "-"
+    if not verdict.ties:
+        return "none"
+    return f"{len(verdict.ties)} in {max(tie.at_most for tie in verdict.ties):.1%}"
+
+
 def winner(result: SweepResult, problem: Problem) -> Row | None:
-    """The timed row with the smallest median; a row that carries another's result only if alone."""
+    """The timed row that the race chose, or else the one with the smallest median; a row that
+    carries another's result only if alone."""
     timed = [r for r in result.rows() if r.problem == problem and r.status is Status.TIMED]
+    verdict = result.verdict(problem)
+    for row in timed:
+        if verdict is not None and row.config == verdict.chosen:
+            return row
     return min(timed, key=lambda r: (r.ms, r.same_as is not None, r.config), default=None)
 
 

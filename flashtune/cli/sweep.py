@@ -126,6 +126,7 @@ def command(
         n_jobs=jobs or default_jobs(),
         fresh=fresh,
         retry_failed=retry_failed,
+        exhaustive=exhaustive,
         command=shlex.join(["flashtune", *sys.argv[1:]]),
     )
     _run(request, as_json, quiet, verbose)

@@ -1,0 +1,248 @@
+"""Check and time on the card: one problem's race, or its exhaustive timing, and the rows of both.
+
+A :class:`ProblemRun` is one problem of a sweep. It gets configs as they are compiled, and hands out
+rows as they are decided.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from flashtune import race
+from flashtune.gpu_process import GpuProcess, Lost
+from flashtune.hope import Hope
+from flashtune.plan import ProblemPlan
+from flashtune.records import Compiled, Config, Problem, Status
+from flashtune.results import Checked, Conditions, RaceVerdict, Row, SdpaTiming, Tie, Timing
+from flashtune.stats import median, median_interval
+
+MakeRow = Callable[[Compiled, Status, str | None], Row]
+"""A row with everything but what the card says."""
+
+_CARRIED = (
+    "ms", "ms_lo", "ms_hi", "tflops", "samples_ms", "samples_round", "max_abs_err", "sdpa_abs_err",
+    "lse_abs_err", "sm_clock_mhz", "measured_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a finished race leaves behind."""
+
+    rows: tuple[Row, ...]
+    verdict: RaceVerdict | None  # None: nothing valid ran
+    sdpa: tuple[SdpaTiming, ...]
+
+
+class GpuTrack:
+    """The race's track on the card, for one problem. A launch that fails raises :class:`Lost`."""
+
+    def __init__(self, gpu: GpuProcess, problem: Problem) -> None:
+        self._gpu, self._problem = gpu, problem
+        self.conditions: list[Conditions] = []
+        self.running: Config | None = None  # who is to blame when something is Lost
+
+    def look(self, config: Config, beside: Config | None) -> tuple[race.Samples, race.Samples]:
+        self.running = config
+        return self._gpu.look(self._problem, config, beside, race.LOOK_LAUNCHES)
+
+    def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, race.Samples]:
+        samples = {}
+        for config in configs:  # one call each, so that a death has one to blame
+            self.running = config
+            own, conditions = self._gpu.round(self._problem, [config], launches)
+            samples[config] = own[config]
+        self.conditions.append(conditions)
+        return samples
+
+
+class ProblemRun:
+    """One problem's configs on the card."""
+
+    def __init__(
+        self, gpu: GpuProcess, plan: ProblemPlan, make_row: MakeRow, standing: RaceVerdict | None
+    ) -> None:
+        """``standing`` is the verdict of an earlier race, which new configs have to beat."""
+        self.problem = plan.problem
+        self.hope = Hope(plan.predicted_ms)
+        self._gpu, self._make_row, self._standing = gpu, make_row, standing
+        self._track = GpuTrack(gpu, plan.problem)
+        self._looks = race.Looks(self._track)
+        if standing is not None:
+            self._looks.stand(standing.chosen)
+        self._compiled: dict[Config, Compiled] = {}
+        self._checked: dict[Config, Checked] = {}
+        self._looked: dict[Config, race.Samples] = {}
+        self._twins: dict[Config, Config] = {}  # same machine code: runs once
+        self._by_code: dict[str, Config] = {}
+
+    @property
+    def best(self) -> Config | None:
+        """The fastest so far."""
+        return self._looks.best
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are configs whose race is not over."""
+        return bool(self._looked)
+
+    def look(self, compiled: Compiled) -> Row | None:
+        """Check ``compiled`` and look at it; its row, unless it goes on to the final."""
+        config = compiled.config
+        self._compiled[config] = compiled
+        twin = self._by_code.get(compiled.code_hash or "")
+        if twin is not None:
+            self._twins[config] = twin
+            return None
+        checked = self._gpu.check(self.problem, config)
+        if checked.failure is not None:
+            return self._failed(config, checked)
+        if compiled.code_hash is not None:
+            self._by_code[compiled.code_hash] = config
+        self._checked[config] = checked
+        try:
+            look = self._looks.take(config)
+        except Lost as lost:
+            return self._failed(config, lost.failure)
+        self.hope.saw(config, median(look.samples_ms))
+        if look.screened:
+            return self._screened(config, look.samples_ms)
+        self._looked[config] = look.samples_ms
+        return None
+
+    def decide(self, run_id: str, rng: random.Random) -> Decided:
+        """Run the final among those that are left, and give every config that has none its row."""
+        rows: list[Row] = []
+        finalists, late = self._looks.finalists()
+        rows += [self._screened(c, self._looked[c]) for c in late if c in self._looked]
+        sdpa = tuple(self._gpu.sdpa(self.problem)) if finalists else ()
+        for config in list(finalists):
+            checked = self._gpu.repeat(self.problem, config)
+            if checked.failure is not None and config in self._looked:
+                finalists.remove(config)
+                rows.append(self._failed(config, checked))
+        result = None
+        while finalists and result is None:
+            try:
+                self._track.conditions.clear()
+                result = race.final(self._track, finalists, rng)
+            except Lost as lost:
+                culprit = self._track.running
+                assert culprit is not None
+                finalists.remove(culprit)
+                if culprit in self._looked:  # else the winner of an earlier race: its row stays
+                    rows.append(self._failed(culprit, lost.failure))
+        verdict = None
+        if result is not None:
+            verdict = self._verdict(result, run_id)
+            raced = [result.leader, *(s.config for s in result.standings)]
+            rows += [self._timed(c, result.rounds) for c in raced if c in self._looked]
+        rows += self._carried(rows)
+        self._looked.clear()
+        return Decided(tuple(rows), verdict, sdpa)
+
+    def time(self, compiled: Compiled, earlier: Mapping[str, Row]) -> Row:
+        """Check ``compiled`` and time it by itself, as an exhaustive sweep does. ``earlier`` rows
+        by code: the same machine code is not timed again."""
+        config = compiled.config
+        self._compiled[config] = compiled
+        twin = earlier.get(compiled.code_hash or "")
+        if twin is not None:
+            return carried(twin, self._make_row(compiled, twin.status, None))
+        checked = self._gpu.check(self.problem, config)
+        if checked.failure is not None:
+            return self._failed(config, checked)
+        try:
+            timing = self._gpu.time(self.problem, config)
+        except Lost as lost:
+            return self._failed(config, lost.failure)
+        self._checked[config] = checked
+        return self._with_timing(config, Status.TIMED, timing)
+
+    def _failed(self, config: Config, checked: Checked) -> Row:
+        assert checked.failure is not None
+        row = self._make_row(self._compiled[config], checked.failure, checked.reason)
+        return _with_check(row, checked)
+
+    def _screened(self, config: Config, samples: race.Samples) -> Row:
+        at = datetime.now(UTC)
+        timing = Timing(median(samples), None, None, samples, (0,) * len(samples), None, at)
+        return self._with_timing(config, Status.SCREENED, timing)
+
+    def _timed(self, config: Config, rounds: Sequence[Mapping[Config, race.Samples]]) -> Row:
+        samples = tuple(ms for r in rounds for ms in r.get(config, ()))
+        numbers = tuple(n for n, r in enumerate(rounds) for _ in r.get(config, ()))
+        low, high = median_interval(samples) or (None, None)
+        clocks = [c.sm_clock_mhz for c in self._track.conditions if c.sm_clock_mhz is not None]
+        clock = sorted(clocks)[len(clocks) // 2] if clocks else None
+        at = datetime.now(UTC)
+        timing = Timing(median(samples), low, high, samples, numbers, clock, at)
+        return self._with_timing(config, Status.TIMED, timing)
+
+    def _with_timing(self, config: Config, status: Status, timing: Timing) -> Row:
+        row = _with_check(self._make_row(self._compiled[config], status, None),
+                          self._checked[config])  # fmt: skip
+        return replace(
+            row,
+            ms=timing.ms,
+            ms_lo=timing.ms_lo,
+            ms_hi=timing.ms_hi,
+            tflops=self.problem.tflops(timing.ms),
+            samples_ms=timing.samples_ms,
+            samples_round=timing.samples_round,
+            sm_clock_mhz=timing.sm_clock_mhz,
+            measured_at=timing.measured_at,
+        )
+
+    def _verdict(self, result: race.Final, run_id: str) -> RaceVerdict:
+        known = {**self._compiled}
+        if self._standing is not None and self._standing.chosen not in known:
+            known[self._standing.chosen] = Compiled(self._standing.chosen)
+        chosen = race.choose(result, known)
+        samples = [ms for r in result.rounds for ms in r.get(chosen, ())]
+        low, high = median_interval(samples) or (None, None)
+        ties = tuple(Tie(s.config, s.behind, s.at_most) for s in result.ties)
+        return RaceVerdict(
+            run_id=run_id,
+            problem=self.problem,
+            chosen=chosen,
+            leader=result.leader,
+            ms=median(samples),
+            ms_lo=low,
+            ms_hi=high,
+            rounds=len(result.rounds),
+            ties=ties,
+            conditions=tuple(self._track.conditions),
+        )
+
+    def _carried(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows of the configs whose machine code ran under another name."""
+        by_config = {row.config: row for row in rows}
+        found = []
+        for config, twin in self._twins.items():
+            source = by_config.get(twin)
+            if source is not None:
+                row = self._make_row(self._compiled[config], source.status, source.reason)
+                found.append(carried(source, row))
+        return found
+
+
+def _with_check(row: Row, checked: Checked) -> Row:
+    if checked.check is None:
+        return row
+    return replace(
+        row,
+        max_abs_err=checked.check.max_abs_err,
+        sdpa_abs_err=checked.check.sdpa_abs_err,
+        lse_abs_err=checked.check.lse_abs_err,
+    )
+
+
+def carried(twin: Row, row: Row) -> Row:
+    """``row`` with the result of ``twin``, whose machine code is the same."""
+    return replace(
+        row, same_as=str(twin.config), **{name: getattr(twin, name) for name in _CARRIED}
+    )

@@ -1,0 +1,215 @@
+"""A sweep that races, in real processes and with the real compiler, on a device that is faked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import fake_device
+import pytest
+from conftest import stop_compile_pool
+
+from flashtune.gpu import find_gpu
+from flashtune.gpu_process import GpuProcess
+from flashtune.kernels import KERNELS, Kernel
+from flashtune.plan import plan_problem
+from flashtune.records import Problem, Status
+from flashtune.results import Row
+from flashtune.space import parse_config
+from flashtune.store import read
+from flashtune.sweep import Event, SweepRequest, SweepResult, run
+
+H200 = dataclasses.replace(find_gpu("h200"), present=True, driver="580.1", cuda="13.0")
+V6 = KERNELS["v6_heads_first"]
+FULL = Problem(4, 8, 8, 1024, 1024, 64, False, "bf16")
+# On this shape: 28.64, 28.67, 28.70 us; then 28.86, 30.x; and far behind.
+SPACE = ("128x64x8x4", "64x64x4x3", "128x64x8x3", "128x64x4x3", "64x32x4x3", "64x64x4x1")
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
+    """A fresh device in ``tmp_path``, and a Triton cache that the tests of this file share."""
+    monkeypatch.setenv("FLASHTUNE_FAKE", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    stop_compile_pool()
+    return tmp_path_factory.mktemp("triton-cache")
+
+
+def start(kernel: Kernel) -> GpuProcess:
+    return GpuProcess(kernel, fake_device.serve, launch_s=3)
+
+
+def sweep(
+    folder: Path,
+    *problems: Problem,
+    space: tuple[str, ...] = SPACE,
+    emit: Callable[[Event], None] = lambda event: None,
+    fresh: bool = False,
+) -> SweepResult:
+    configs = [parse_config(text) for text in space]
+    plans = [
+        plan_problem(p, configs, H200, V6, (3, 9), exhaustive=False, top=None)
+        for p in problems or (FULL,)
+    ]
+    request = SweepRequest(
+        plans=tuple(plans), kernel=V6, gpu=H200, out=folder / "sweeps", n_jobs=2, fresh=fresh,
+        retry_failed=False, command="flashtune sweep", start_gpu=start,
+    )  # fmt: skip
+    return run(request, emit)
+
+
+def faults(folder: Path, **planted: str) -> None:
+    (folder / "faults.json").write_text(json.dumps(planted))
+
+
+def by_config(result: SweepResult) -> dict[str, Row]:
+    return {str(row.config): row for row in result.file.rows}
+
+
+def calls(folder: Path) -> Counter[str]:
+    lines = (folder / "calls.txt").read_text().splitlines()
+    return Counter(" ".join(line.split()[:-1]) for line in lines)
+
+
+def processes(folder: Path) -> int:
+    return len({line.split()[-1] for line in (folder / "calls.txt").read_text().splitlines()})
+
+
+def test_every_config_has_its_row_and_the_shape_its_verdict(tmp_path: Path) -> None:
+    result = sweep(tmp_path)
+    rows = by_config(result)
+    assert set(rows) == set(SPACE)
+    assert rows["64x64x4x1"].status is Status.SCREENED and rows["64x64x4x1"].samples_ms
+    timed = {name for name, row in rows.items() if row.status is Status.TIMED}
+    assert {"128x64x8x4", "64x64x4x3", "128x64x8x3", "128x64x4x3"} <= timed
+    best = rows["128x64x8x4"]
+    assert best.samples_round and len(set(best.samples_round)) > 1
+    assert best.sm_clock_mhz == 1980 and best.max_abs_err == 0.01
+    (verdict,) = result.file.verdicts
+    assert verdict.problem == FULL and verdict.rounds >= 4
+    assert len(verdict.conditions) == verdict.rounds
+    ties = {str(tie.config) for tie in verdict.ties} | {str(verdict.leader)}
+    assert str(verdict.chosen) in ties <= {"128x64x8x4", "64x64x4x3", "128x64x8x3"}
+    assert verdict.ms_lo is not None and verdict.ms_lo <= verdict.ms <= (verdict.ms_hi or 0)
+    assert read(result.path).verdicts == result.file.verdicts
+    assert processes(tmp_path) == 1
+
+
+def test_the_same_command_again_launches_nothing(tmp_path: Path) -> None:
+    first = sweep(tmp_path)
+    before = (tmp_path / "calls.txt").read_text()
+    again = sweep(tmp_path)
+    assert (tmp_path / "calls.txt").read_text() == before
+    assert again.file.rows == first.file.rows and again.file.verdicts == first.file.verdicts
+
+
+def test_new_configs_are_timed_and_old_ones_are_not(tmp_path: Path) -> None:
+    old = by_config(sweep(tmp_path, space=SPACE[1:]))
+    (tmp_path / "calls.txt").unlink()
+    result = sweep(tmp_path)
+    assert {call for call in calls(tmp_path) if call.startswith("check")} == {"check 128x64x8x4"}
+    rows = by_config(result)
+    assert {name: rows[name] for name in old} == old
+    assert rows["128x64x8x4"].status is Status.TIMED
+    (verdict,) = result.file.verdicts
+    assert "128x64x8x4" in {str(verdict.leader), *(str(t.config) for t in verdict.ties)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "reason"),
+    [
+        ("abort", Status.CRASHED, "SIGABRT"),
+        ("abort@look", Status.CRASHED, "SIGABRT"),
+        ("abort@round", Status.CRASHED, "SIGABRT"),
+        ("illegal", Status.CRASHED, "illegal memory access"),
+        ("illegal@round", Status.CRASHED, "illegal memory access"),
+        ("hang", Status.TIMEOUT, "no answer in 3 s"),
+        ("hang@round", Status.TIMEOUT, "no answer in 3 s"),
+        ("wrong", Status.WRONG, "O is off"),
+        ("flaky", Status.WRONG, "differ from launch to launch"),
+    ],
+)
+def test_a_fault_is_one_row_and_the_others_go_on(
+    tmp_path: Path, fault: str, status: Status, reason: str
+) -> None:
+    """Planted in the config that would win: it never does, and the rest is as without it."""
+    faults(tmp_path, **{"128x64x8x4": fault})
+    result = sweep(tmp_path)
+    rows = by_config(result)
+    assert rows["128x64x8x4"].status is status and reason in str(rows["128x64x8x4"].reason)
+    assert rows["128x64x8x4"].ms is None
+    others = [row for name, row in rows.items() if name != "128x64x8x4"]
+    assert len(others) == 5
+    assert {row.status for row in others} == {Status.TIMED, Status.SCREENED}
+    (verdict,) = result.file.verdicts
+    named = {str(verdict.chosen), str(verdict.leader), *(str(t.config) for t in verdict.ties)}
+    assert "128x64x8x4" not in named
+    dies = fault.split("@")[0] in ("abort", "illegal", "hang")
+    assert processes(tmp_path) == (2 if dies else 1)
+
+
+def test_all_of_them_fail_and_nothing_wins(tmp_path: Path) -> None:
+    faults(tmp_path, **dict.fromkeys(SPACE, "wrong"))
+    result = sweep(tmp_path)
+    assert {row.status for row in result.file.rows} == {Status.WRONG}
+    assert result.file.verdicts == ()
+
+
+def test_an_interrupted_race_is_run_again_and_ends_the_same(tmp_path: Path) -> None:
+    """Stopped when the finals begin: what was screened stays, the finalists are raced again."""
+    causal = dataclasses.replace(FULL, causal=True)
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if getattr(event, "stage", "") == "racing":
+            raise Stop
+
+    with pytest.raises(Stop):
+        sweep(tmp_path, FULL, causal, emit=stop)
+    kept = {(row.problem, row.config): row for row in read(results(tmp_path)).rows}
+    assert kept and {row.status for row in kept.values()} <= {Status.SCREENED, Status.PRUNED}
+    result = sweep(tmp_path, FULL, causal)
+    rows = {(row.problem, row.config): row for row in result.file.rows}
+    assert len(rows) == 12 and len(result.file.verdicts) == 2
+    assert all(rows[key] == row for key, row in kept.items())
+    undisturbed = sweep(tmp_path / "other", FULL, causal)
+    statuses = {(row.problem, row.config): row.status for row in undisturbed.file.rows}
+    assert {key: row.status for key, row in rows.items()} == statuses
+
+
+def results(folder: Path) -> Path:
+    return folder / "sweeps" / "h200_v6_heads_first_bf16_D64.parquet"
+
+
+def test_a_process_can_be_replaced_again_and_again(tmp_path: Path) -> None:
+    faults(tmp_path, **{"128x64x8x4": "abort", "64x64x4x3": "hang", "64x32x4x3": "illegal"})
+    rows = by_config(sweep(tmp_path))
+    assert Counter(row.status for row in rows.values())[Status.CRASHED] == 2
+    assert rows["64x64x4x3"].status is Status.TIMEOUT
+    assert rows["128x64x8x3"].status is Status.TIMED
+    assert processes(tmp_path) == 4
+    assert not [pid for pid in _pids(tmp_path) if _alive(pid)]
+
+
+def _pids(folder: Path) -> set[int]:
+    return {int(line.split()[-1]) for line in (folder / "calls.txt").read_text().splitlines()}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
