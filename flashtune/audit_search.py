@@ -23,10 +23,12 @@ from flashtune.records import Compiled, Config, Problem, Status
 from flashtune.results import Row, SweepFile
 
 FLUSH_MS = 0.08  # to zero 256 MB before a launch, at an H200's bandwidth
+COMPILE_S = 1.5  # a compile whose seconds were not recorded: typical of sm_90 on a busy core
 CHECK_MS = 5.0  # one checked launch and its comparison with the references
 OPEN_S = 0.6  # a problem's inputs, references and warm clocks
 START_S = 6.0  # importing torch and making a CUDA context, once
 _WARM_MS, _REP_MS, _ESTIMATE = 25.0, 100.0, 5  # do_bench's defaults, and its launches to estimate
+_HOST_BOUND = 1.15  # a sample this far from the median says something about the host
 _TIMED_SHARE = 0.5  # of what can launch, at least this share has to be timed: an exhaustive sweep
 
 
@@ -128,7 +130,8 @@ def _replays(file: SweepFile) -> tuple[list[_Replay], list[str]]:
             problem, sorted(rows), gpu, kernel, provenance.triton_release,
             exhaustive=False, top=None,
         )  # fmt: skip
-        ran = {c: r for c, r in rows.items() if r.status in (Status.TIMED, Status.COMPILE_FAILED)}
+        refused = (Status.COMPILE_FAILED, Status.OUT_OF_RESOURCES)
+        ran = {c: r for c, r in rows.items() if r.status in (Status.TIMED, *refused)}
         if len(ran) < _TIMED_SHARE * len(rows) or not set(plan.tried) <= set(ran):
             skipped.append(f"{name}, {problem}: {len(ran)} of {len(rows)} configs timed")
             continue
@@ -140,7 +143,7 @@ class ReplayTrack:
     """A track of recorded samples; keeps the time that launching them would have taken."""
 
     def __init__(self, rows: Mapping[Config, Row], rng: random.Random) -> None:
-        self._samples = {c: row.samples_ms for c, row in rows.items() if row.samples_ms}
+        self._samples = {c: _clean(row) for c, row in rows.items()}
         self._rng = rng
         self.launches = 0
         self.seconds = 0.0
@@ -161,6 +164,21 @@ class ReplayTrack:
         return drawn
 
 
+def _compile_s(row: Row) -> float:
+    return COMPILE_S if row.compile_s is None else row.compile_s
+
+
+def _clean(row: Row) -> race.Samples:
+    """The recorded samples as this timer would have kept them: without those that hold the host's
+    time, which are far from the middle, and around the recorded median, of which some recordings
+    keep only the first samples."""
+    assert row.ms is not None, "only of rows that were timed"
+    samples = row.samples_ms or (row.ms,)
+    centre = middle(samples)
+    near = (ms for ms in samples if 1 / _HOST_BOUND <= ms / centre <= _HOST_BOUND)
+    return tuple(ms * row.ms / centre for ms in near)
+
+
 def _sweep(
     replays: Sequence[_Replay], jobs: int, rng: random.Random
 ) -> tuple[list[SearchScore], float, float]:
@@ -178,7 +196,7 @@ def _sweep(
         if not wanted:
             continue
         row = replays[wanted[0]].rows[config]
-        ready = pool.run(row.compile_s or 0.0)
+        ready = pool.run(_compile_s(row))
         for i in wanted:
             compiled_counts[i] += 1
             if replays[i].rows[config].status is not Status.TIMED:
@@ -198,7 +216,7 @@ def _sweep(
         scores.append(_score(replay, result, tracks[i], compiled_counts[i], looked[i]))
     everything = _Pool(jobs)
     for config, of_mask in _compile_order(replays, everything=True):
-        everything.run(replays[of_mask[0]].rows[config].compile_s or 0.0)
+        everything.run(_compile_s(replays[of_mask[0]].rows[config]))
     total = START_S + everything.end + sum(s.exhaustive_s + OPEN_S for s in scores)
     return scores, seconds, total
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from conftest import ROOT
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import Kernel
 from flashtune.records import Config, Problem, Status
-from flashtune.results import Check, Checked, Conditions, SdpaTiming
+from flashtune.results import Check, Checked, Conditions, SdpaTiming, Timing
 from flashtune.store import read
 
 RECORDED = ROOT / "sweeps" / "h200_v6_heads_first_bf16_D64.parquet"
@@ -57,6 +59,8 @@ class FakeWorker:
             os.abort()
         if what == "hang":
             time.sleep(600)
+        if what == "killed":  # by somebody else: an out-of-memory killer, say
+            os.kill(os.getpid(), signal.SIGKILL)
         if what == "illegal":
             self.alive = False
             raise LostContext("CUDA error: an illegal memory access was encountered\nmore")
@@ -84,6 +88,13 @@ class FakeWorker:
         if self.faults.get(str(config)) == "flaky":
             return Checked(Status.WRONG, "its answers differ from launch to launch", None)
         return Checked(None, None, None)
+
+    def time(self, problem: Problem, config: Config) -> Timing:
+        self.note("time", config)
+        self.act(config, "time")
+        samples = self.samples(problem, config, 10)
+        ms = sorted(samples)[5]
+        return Timing(ms, None, None, samples, (0,) * 10, 1980, datetime.now(UTC))
 
     def look(
         self, problem: Problem, config: Config, beside: Config | None, launches: int

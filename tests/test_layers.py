@@ -63,6 +63,7 @@ ROOMS = {
     "audit_budget": Room(
         "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
     ),
+    "landscape": Room("errors gpu parquet records results store", third_inside="pyarrow"),
     "race": Room("records stats"),
     "hope": Room("records"),
     "audit_search": Room("errors gpu hope kernels plan race records results"),

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtune.hope import FEWEST, Hope
+from flashtune.landscape import COLUMNS
 from flashtune.race import (
     EQUAL,
     LOOK_LAUNCHES,
@@ -208,3 +209,27 @@ def test_search_for_a_person_and_with_nothing_there(tmp_path: Path) -> None:
     assert done.returncode == 0 and "regret: worst" in done.stdout and "Simulated" in done.stdout
     nothing = run("--from", str(tmp_path))
     assert nothing.returncode == 2 and "no sweep is there" in nothing.stderr
+
+
+def test_a_table_of_another_kernel_is_searched_as_well(h200_landscape: Path) -> None:
+    """v4 with query tiles on grid axis 0, timed by do_bench with the host in many samples."""
+    for seed in "1", "2", "3":
+        done = run("--json", "--from", str(h200_landscape), "--seed", seed)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert len(document["shapes"]) == 4 and document["skipped"] == []
+        assert document["worst_regret"] <= 0.01 and document["mean_regret"] <= 0.003
+        assert document["speedup"] >= 20
+
+
+def test_a_table_that_is_no_sweep_says_what_it_lacks(tmp_path: Path) -> None:
+    import pandas as pd
+
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"N": [512], "causal": [True]}).to_parquet(path)
+    done = run("--from", str(path))
+    assert done.returncode == 2 and "it has no D, B, H" in done.stderr
+    full = {name: [1] for name in COLUMNS}
+    pd.DataFrame(full).to_parquet(path)
+    done = run("--from", str(path))
+    assert done.returncode == 2 and "names no GPU" in done.stderr

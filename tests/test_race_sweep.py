@@ -54,16 +54,16 @@ def sweep(
     *problems: Problem,
     space: tuple[str, ...] = SPACE,
     emit: Callable[[Event], None] = lambda event: None,
-    fresh: bool = False,
+    exhaustive: bool = False,
 ) -> SweepResult:
     configs = [parse_config(text) for text in space]
     plans = [
-        plan_problem(p, configs, H200, V6, (3, 9), exhaustive=False, top=None)
+        plan_problem(p, configs, H200, V6, (3, 9), exhaustive=exhaustive, top=None)
         for p in problems or (FULL,)
     ]
     request = SweepRequest(
-        plans=tuple(plans), kernel=V6, gpu=H200, out=folder / "sweeps", n_jobs=2, fresh=fresh,
-        retry_failed=False, command="flashtune sweep", start_gpu=start,
+        plans=tuple(plans), kernel=V6, gpu=H200, out=folder / "sweeps", n_jobs=2, fresh=False,
+        retry_failed=False, command="flashtune sweep", exhaustive=exhaustive, start_gpu=start,
     )  # fmt: skip
     return run(request, emit)
 
@@ -131,6 +131,7 @@ def test_new_configs_are_timed_and_old_ones_are_not(tmp_path: Path) -> None:
         ("abort", Status.CRASHED, "SIGABRT"),
         ("abort@look", Status.CRASHED, "SIGABRT"),
         ("abort@round", Status.CRASHED, "SIGABRT"),
+        ("killed@look", Status.CRASHED, "SIGKILL"),
         ("illegal", Status.CRASHED, "illegal memory access"),
         ("illegal@round", Status.CRASHED, "illegal memory access"),
         ("hang", Status.TIMEOUT, "no answer in 3 s"),
@@ -154,8 +155,31 @@ def test_a_fault_is_one_row_and_the_others_go_on(
     (verdict,) = result.file.verdicts
     named = {str(verdict.chosen), str(verdict.leader), *(str(t.config) for t in verdict.ties)}
     assert "128x64x8x4" not in named
-    dies = fault.split("@")[0] in ("abort", "illegal", "hang")
+    dies = fault.split("@")[0] in ("abort", "killed", "illegal", "hang")
     assert processes(tmp_path) == (2 if dies else 1)
+
+
+@pytest.mark.parametrize("fault", ["", "abort@time", "hang@time", "illegal@time", "wrong"])
+def test_an_exhaustive_sweep_times_each_by_itself(tmp_path: Path, fault: str) -> None:
+    faults(tmp_path, **{"64x32x4x3": fault})
+    result = sweep(tmp_path, exhaustive=True)
+    rows = by_config(result)
+    bad = rows.pop("64x32x4x3")
+    assert {row.status for row in rows.values()} == {Status.TIMED}
+    assert all(row.ms and row.samples_ms and len(row.samples_ms) == 10 for row in rows.values())
+    assert (bad.status is Status.TIMED) == (not fault) and (bad.ms is None) == bool(fault)
+    assert result.file.verdicts == ()
+    assert {result.file.sdpa[0].timing.backend, result.file.sdpa[1].timing.backend} == {
+        "flash", "cudnn",
+    }  # fmt: skip
+
+
+def test_an_exhaustive_sweep_times_what_a_race_only_looked_at(tmp_path: Path) -> None:
+    raced = by_config(sweep(tmp_path))
+    result = by_config(sweep(tmp_path, exhaustive=True))
+    assert {row.status for row in result.values()} == {Status.TIMED}
+    for name, row in raced.items():
+        assert (result[name] == row) == (row.status is Status.TIMED)
 
 
 def test_all_of_them_fail_and_nothing_wins(tmp_path: Path) -> None:

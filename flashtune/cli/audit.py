@@ -76,14 +76,16 @@ def search(
 
 
 def _recorded(sources: list[Path] | None) -> list[SweepFile]:
-    """The results files at ``sources``, by default the sweeps folder."""
-    from flashtune.store import find, read
+    """The results files, and tables like them, at ``sources``; by default the sweeps folder."""
+    from flashtune.kernels import DEFAULT_KERNEL
+    from flashtune.landscape import read_any
+    from flashtune.store import find
 
     paths = [path for source in sources or [Path("sweeps")] for path in find(source)]
     if not paths:
         where = ", ".join(map(str, sources or [Path("sweeps")]))
         raise FlashtuneError(f"{where}: no sweep is there", "Name a file or folder with --from.")
-    return [read(path) for path in paths]
+    return [read_any(path, DEFAULT_KERNEL) for path in paths]
 
 
 Samples = Annotated[int, typer.Option("--samples", help="Random cases to compare.")]
