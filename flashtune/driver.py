@@ -161,6 +161,23 @@ def clocks_now(index: int = 0, load: Load = system_libraries) -> Clocks | None:
         return read()
 
 
+def other_processes(index: int = 0, load: Load = system_libraries) -> tuple[int, ...] | None:
+    """Ids of the processes, but this one, that hold a context on the card ``index`` of CUDA.
+
+    None when there is no card, or it does not say: no sweep shall end over that. In a container
+    they may be hidden, or have ids of another name space.
+    """
+    with _opened(index, load) as opened:
+        if opened is None:
+            return None
+        nvml, handle = opened[0].nvml, opened[2]
+        try:
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:
+            return None
+        return tuple(sorted(p.pid for p in running if p.pid != os.getpid()))
+
+
 def _read_clocks(nvml: Any, handle: Any) -> Clocks:
     power = _optional(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     bits = _optional(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)

@@ -204,7 +204,7 @@ class ProblemRun:
         chosen = race.choose(result, known)
         samples = [ms for r in result.rounds for ms in r.get(chosen, ())]
         low, high = median_interval(samples) or (None, None)
-        ties = tuple(Tie(s.config, s.behind, s.at_most) for s in result.ties)
+        ties = tuple(Tie(s.config, s.behind, s.at_most, s.equal) for s in result.ties)
         return RaceVerdict(
             run_id=run_id,
             problem=self.problem,

@@ -177,11 +177,13 @@ class SdpaResult:
 @dataclass(frozen=True)
 class Tie:
     """A config that the race could not tell from the leader: behind it by this fraction of its
-    time, and by no more than ``at_most`` with the race's confidence."""
+    time, and by no more than ``at_most`` with the race's confidence. ``equal``: that is little
+    enough for the choice not to matter."""
 
     config: Config
     behind: float
     at_most: float
+    equal: bool
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flashtune.budget import BudgetLine
 from flashtune.compiler import CompileJob, compile_all, specialisation
+from flashtune.driver import other_processes
 from flashtune.gpu import GpuSpec
 from flashtune.gpu_process import GpuProcess
 from flashtune.hope import GIVEN_UP
@@ -56,6 +57,7 @@ class SweepRequest:
     command: str
     exhaustive: bool = False  # time every config by itself, as the articles do, and race none
     start_gpu: Callable[[Kernel], GpuProcess] = GpuProcess
+    others: Callable[[], tuple[int, ...] | None] = other_processes
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class _Sweep:
             return
         from flashtune.measure import ProblemRun  # what it needs is slow to load
 
+        for text in quiet_card(self.request.others()):
+            self._say(text)
         with self.request.start_gpu(self.request.kernel) as gpu:
             plans = {plan.problem: plan for plan, _ in todo}
             runs = {
@@ -246,8 +250,15 @@ class _Sweep:
                 self.store.add_sdpa(SdpaResult(self.run_id, run.problem, sdpa))
             self.store.decide(decided.rows, decided.verdict)
             verdict = decided.verdict
+            for text in () if verdict is None else doubts(verdict):
+                self._say(text)
             best = None if verdict is None else (run.problem, verdict.chosen, verdict.ms)
             self.emit(Advanced(best))
+
+    def _say(self, text: str) -> None:
+        """To whoever watches, and to the file's readers."""
+        self.emit(Said(text))
+        self.store.note(text)
 
     def _refused(self, plan: ProblemPlan, compiled: Compiled) -> bool:
         """Whether ``compiled`` cannot be launched; then its row is added."""
@@ -388,6 +399,35 @@ class _Sweep:
             predicted_ms=plan.predicted_ms.get(config),
             compile_s=None if compiled is None else compiled.seconds,
             code_hash=None if compiled is None else compiled.code_hash,
+        )
+
+
+def quiet_card(others: tuple[int, ...] | None) -> Iterable[str]:
+    """What to say when the card is not ours alone."""
+    if others:
+        count = "another process uses" if len(others) == 1 else f"{len(others)} others use"
+        yield (
+            f"{count} this GPU ({', '.join(map(str, others))}): times may vary. Stop them, and run"
+            " again with --fresh."
+        )
+
+
+def doubts(verdict: RaceVerdict) -> Iterable[str]:
+    """What keeps a verdict from being the whole truth, and what to do about it."""
+    far = [tie for tie in verdict.ties if not tie.equal]
+    if far:
+        most = max(tie.at_most for tie in far)
+        yield (
+            f"{verdict.problem}: after {verdict.rounds} rounds {len(far)} configs can be told from"
+            f" {verdict.leader} no better than within {most:.1%}. The card is too noisy: stop what"
+            " else runs on it and on this machine, or fix its clocks, and run again with --fresh."
+        )
+    held = {c.throttle for c in verdict.conditions} - {None, "none", "idle"}
+    if held:
+        yield (
+            f"{verdict.problem}: the clock was held down while it was raced"
+            f" ({', '.join(sorted(map(str, held)))}). Rounds are compared within themselves, so the"
+            " order holds; the times are those of a slower clock."
         )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
@@ -396,6 +396,18 @@ def test_clocks_now() -> None:
         "none",
         "power cap, unknown (0x1000)",
     ]
+
+
+def test_other_processes_are_counted_without_our_own() -> None:
+    class Process(NamedTuple):
+        pid: int
+
+    running = [Process(77), Process(os.getpid()), Process(5)]
+    busy = h200(nvmlDeviceGetComputeRunningProcesses=lambda handle: running)
+    assert driver.other_processes(load=busy) == (5, 77)
+    hidden = h200(nvmlDeviceGetComputeRunningProcesses=failing(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert driver.other_processes(load=hidden) is None
+    assert driver.other_processes(load=lambda: None) is None
 
 
 # Provenance

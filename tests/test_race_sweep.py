@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import fake_device
 import pytest
-from conftest import stop_compile_pool
+from conftest import stop_compile_pool, subprocess_env
 
 from flashtune.gpu import find_gpu
 from flashtune.gpu_process import GpuProcess
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.plan import plan_problem
 from flashtune.records import Problem, Status
-from flashtune.results import Row
+from flashtune.results import Conditions, RaceVerdict, Row, Tie
 from flashtune.space import parse_config
 from flashtune.store import read
-from flashtune.sweep import Event, SweepRequest, SweepResult, run
+from flashtune.sweep import Event, SweepRequest, SweepResult, doubts, quiet_card, run
 
 H200 = dataclasses.replace(find_gpu("h200"), present=True, driver="580.1", cuda="13.0")
 V6 = KERNELS["v6_heads_first"]
@@ -64,6 +66,7 @@ def sweep(
     request = SweepRequest(
         plans=tuple(plans), kernel=V6, gpu=H200, out=folder / "sweeps", n_jobs=2, fresh=False,
         retry_failed=False, command="flashtune sweep", exhaustive=exhaustive, start_gpu=start,
+        others=lambda: (),
     )  # fmt: skip
     return run(request, emit)
 
@@ -211,6 +214,70 @@ def test_an_interrupted_race_is_run_again_and_ends_the_same(tmp_path: Path) -> N
     undisturbed = sweep(tmp_path / "other", FULL, causal)
     statuses = {(row.problem, row.config): row.status for row in undisturbed.file.rows}
     assert {key: row.status for key, row in rows.items()} == statuses
+
+
+def test_a_busy_card_and_an_undecided_race_are_said() -> None:
+    assert list(quiet_card(None)) == list(quiet_card(())) == []
+    assert "another process uses this GPU (7)" in next(iter(quiet_card((7,))))
+    state = Conditions(1200, 700.0, 80, "power cap")
+    tie = Tie(parse_config("64x64x4x3"), 0.002, 0.009, equal=False)
+    verdict = RaceVerdict(
+        "run",
+        FULL,
+        tie.config,
+        parse_config("128x64x8x3"),
+        0.03,
+        0.029,
+        0.031,
+        40,
+        (tie,),
+        (state,),
+    )
+    noisy, held = doubts(verdict)
+    assert "within 0.9%" in noisy and "40 rounds" in noisy and "--fresh" in noisy
+    assert "power cap" in held
+    equal = dataclasses.replace(tie, equal=True, at_most=0.004)
+    calm = dataclasses.replace(state, throttle="none")
+    assert not list(doubts(dataclasses.replace(verdict, ties=(equal,), conditions=(calm,))))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_race_sweep import FULL, sweep
+import dataclasses
+sweep(Path({folder!r}), FULL, dataclasses.replace(FULL, causal=True))
+print("finished")
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    """kill -9 of the whole run, again and again: nothing that was decided is done twice."""
+    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    killed, seen = 0, dict[tuple[Problem, str], Row]()
+    for delay in (1.5, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 60.0):
+        running = subprocess.Popen(
+            [sys.executable, "-c", script], env=subprocess_env(), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            out, _ = running.communicate(timeout=delay)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            killed += 1
+        else:
+            assert running.returncode == 0 and "finished" in out
+        if results(tmp_path).exists() or list((tmp_path / "sweeps").glob(".*.parts/part*")):
+            rows = {(r.problem, str(r.config)): r for r in read(results(tmp_path)).rows}
+            assert all(rows[key] == row for key, row in seen.items())
+            seen = rows
+    assert killed >= 2
+    undisturbed = sweep(tmp_path / "other", FULL, dataclasses.replace(FULL, causal=True))
+    statuses = {(r.problem, str(r.config)): r.status for r in undisturbed.file.rows}
+    assert {key: row.status for key, row in seen.items()} == statuses
+    file = read(results(tmp_path))
+    assert [v.problem for v in file.verdicts] == [v.problem for v in undisturbed.file.verdicts]
 
 
 def results(folder: Path) -> Path:

@@ -18,7 +18,7 @@ def command(as_json: AsJson = False) -> None:
     Example: flashtune env --json
     """
     from flashtune.cli.render import print_facts, write_json
-    from flashtune.driver import clocks_now
+    from flashtune.driver import clocks_now, other_processes
     from flashtune.gpu import present_gpu
     from flashtune.versions import version
 
@@ -42,6 +42,8 @@ def command(as_json: AsJson = False) -> None:
         }
         clocks = clocks_now()
         facts["clocks"] = None if clocks is None else asdict(clocks)
+        others = other_processes()
+        facts["other processes"] = None if others is None else len(others)
     if as_json:
         write_json({"schema_version": 1, **facts})
     else:
