@@ -10,9 +10,9 @@ from flashtune.budget import assess, verdict
 from flashtune.calibrate import Timed, calibrate
 from flashtune.cost import Model, place
 from flashtune.errors import FlashtuneError
-from flashtune.gpu import known_gpus
-from flashtune.kernels import DEFAULT_KERNEL, KERNELS
+from flashtune.kernels import DEFAULT_KERNEL
 from flashtune.machine import CALIBRATED, Machine
+from flashtune.recorded import subject
 from flashtune.records import Config, OutClass, Problem, Status
 from flashtune.results import SweepFile
 
@@ -125,12 +125,11 @@ def summary(shapes: Sequence[ShapeScore]) -> dict[str, float]:
 def _timed(file: SweepFile) -> tuple[list[Timed], list[str]]:
     """The shapes of a file that can be scored, and why the others cannot."""
     provenance = file.provenance
-    name = f"{provenance.kernel} on {provenance.gpu}"
-    gpu, kernel = known_gpus().get(provenance.gpu), KERNELS.get(provenance.kernel)
-    if not provenance.measured:
-        return [], [f"{name}: nothing was measured"]
-    if gpu is None or kernel is None:
-        return [], [f"{name}: a card or a kernel that the model does not know"]
+    found = subject(file)
+    if isinstance(found, str):
+        return [], [found]
+    gpu, kernel = found
+    name = f"{kernel.name} on {gpu.name}"
     shapes, skipped = [], []
     for problem in sorted({row.problem for row in file.rows}):
         budgets, kept, times, launchable = [], [], [], 0

@@ -15,10 +15,9 @@ from statistics import median as middle
 
 from flashtune import race
 from flashtune.errors import FlashtuneError
-from flashtune.gpu import known_gpus
 from flashtune.hope import Hope
-from flashtune.kernels import KERNELS
 from flashtune.plan import ProblemPlan, plan_problem
+from flashtune.recorded import subject
 from flashtune.records import Compiled, Config, Problem, Status
 from flashtune.results import Row, SweepFile
 
@@ -117,12 +116,11 @@ class _Replay:
 
 def _replays(file: SweepFile) -> tuple[list[_Replay], list[str]]:
     provenance = file.provenance
-    name = f"{provenance.kernel} on {provenance.gpu}"
-    gpu, kernel = known_gpus().get(provenance.gpu), KERNELS.get(provenance.kernel)
-    if not provenance.measured:
-        return [], [f"{name}: nothing was measured"]
-    if gpu is None or kernel is None:
-        return [], [f"{name}: a card or a kernel that flashtune does not know"]
+    found_subject = subject(file)
+    if isinstance(found_subject, str):
+        return [], [found_subject]
+    gpu, kernel = found_subject
+    name = f"{kernel.name} on {gpu.name}"
     found, skipped = [], []
     for problem in sorted({row.problem for row in file.rows}):
         rows = {row.config: row for row in file.rows if row.problem == problem}

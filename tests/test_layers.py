@@ -52,7 +52,7 @@ ROOMS = {
     "explain": Room("budget cost gpu kernels records shared"),
     "plan": Room("budget cost gpu kernels records"),
     "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
-    "audit_model": Room("budget calibrate cost errors gpu kernels machine records results"),
+    "audit_model": Room("budget calibrate cost errors kernels machine recorded records results"),
     "kernels": Room("errors records"),
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
@@ -63,10 +63,10 @@ ROOMS = {
     "audit_budget": Room(
         "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
     ),
-    "landscape": Room("errors gpu parquet records results store", third_inside="pyarrow"),
+    "recorded": Room("errors gpu kernels parquet records results store", third_inside="pyarrow"),
     "race": Room("records stats"),
     "hope": Room("records"),
-    "audit_search": Room("errors gpu hope kernels plan race records results"),
+    "audit_search": Room("errors hope plan race recorded records results"),
     "audit_registers": Room("audit_budget budget compiler cost gpu records"),
     "interpreter": Room("check kernels kernels.launch records results"),
     "check": Room("kernels kernels.launch records results", third="torch"),

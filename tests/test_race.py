@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtune.hope import FEWEST, Hope
-from flashtune.landscape import COLUMNS
 from flashtune.race import (
     EQUAL,
     LOOK_LAUNCHES,
@@ -28,6 +27,7 @@ from flashtune.race import (
     final,
     judge,
 )
+from flashtune.recorded import COLUMNS
 from flashtune.records import Compiled, Config
 
 

@@ -78,7 +78,7 @@ def search(
 def _recorded(sources: list[Path] | None) -> list[SweepFile]:
     """The results files, and tables like them, at ``sources``; by default the sweeps folder."""
     from flashtune.kernels import DEFAULT_KERNEL
-    from flashtune.landscape import read_any
+    from flashtune.recorded import read_any
     from flashtune.store import find
 
     paths = [path for source in sources or [Path("sweeps")] for path in find(source)]

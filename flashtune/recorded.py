@@ -1,8 +1,9 @@
-"""Exhaustive timings that were recorded by other means: a plain Parquet table, as a sweep's file.
+"""Recorded sweeps as the audits read them: results files, and plain tables like them.
 
-Its columns are those of a results file that it cannot do without (COLUMNS); ``gpu`` and ``triton``
-stand in the schema's metadata. What is not in it is null. The kernel is somebody else's: the one of
-the ladder that it is taken to be like decides the model's order and the budget.
+A table holds exhaustive timings that were recorded by other means. Its columns are those of a
+results file that it cannot do without (COLUMNS); ``gpu`` and ``triton`` stand in the schema's
+metadata. What is not in it is null. The kernel is somebody else's: the one of the ladder that it is
+taken to be like decides the model's order and the budget.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec, known_gpus
+from flashtune.kernels import KERNELS, Kernel
 from flashtune.parquet import METADATA_KEY
 from flashtune.records import Status
 from flashtune.results import Provenance, Row, SweepFile
@@ -54,6 +56,18 @@ def read_any(path: Path, kernel: str) -> SweepFile:
     notes = (f"a table without provenance, taken to be of a kernel like {kernel}",)
     rows = tuple(_row(values, provenance) for values in table.to_pylist())
     return SweepFile(provenance, (), (), notes, rows)
+
+
+def subject(file: SweepFile) -> tuple[GpuSpec, Kernel] | str:
+    """The GPU and the kernel of a measured sweep; or why it cannot be audited."""
+    provenance = file.provenance
+    gpu, kernel = known_gpus().get(provenance.gpu), KERNELS.get(provenance.kernel)
+    name = f"{provenance.kernel} on {provenance.gpu}"
+    if not provenance.measured:
+        return f"{name}: nothing was measured"
+    if gpu is None or kernel is None:
+        return f"{name}: a card or a kernel that flashtune does not know"
+    return gpu, kernel
 
 
 def _gpu(path: Path, name: str) -> GpuSpec:
