@@ -78,6 +78,7 @@ class ProblemRun:
         self._looked: dict[Config, race.Samples] = {}
         self._twins: dict[Config, Config] = {}  # same machine code: runs once
         self._by_code: dict[str, Config] = {}
+        self._decided: dict[Config, Row] = {}
 
     @property
     def best(self) -> Config | None:
@@ -94,14 +95,16 @@ class ProblemRun:
         config = compiled.config
         self._compiled[config] = compiled
         twin = self._by_code.get(compiled.code_hash or "")
+        if twin in self._decided:
+            return self._like(config, self._decided[twin])
         if twin is not None:
             self._twins[config] = twin
             return None
+        if compiled.code_hash is not None:
+            self._by_code[compiled.code_hash] = config
         checked = self._gpu.check(self.problem, config)
         if checked.failure is not None:
             return self._failed(config, checked)
-        if compiled.code_hash is not None:
-            self._by_code[compiled.code_hash] = config
         self._checked[config] = checked
         try:
             look = self._looks.take(config)
@@ -140,7 +143,7 @@ class ProblemRun:
             verdict = self._verdict(result, run_id)
             raced = [result.leader, *(s.config for s in result.standings)]
             rows += [self._timed(c, result.rounds) for c in raced if c in self._looked]
-        rows += self._carried(rows)
+        rows += [self._like(c, self._decided[twin]) for c, twin in self._twins.items()]
         self._looked.clear()
         return Decided(tuple(rows), verdict, sdpa)
 
@@ -165,7 +168,8 @@ class ProblemRun:
     def _failed(self, config: Config, checked: Checked) -> Row:
         assert checked.failure is not None
         row = self._make_row(self._compiled[config], checked.failure, checked.reason)
-        return _with_check(row, checked)
+        self._decided[config] = _with_check(row, checked)
+        return self._decided[config]
 
     def _screened(self, config: Config, samples: race.Samples) -> Row:
         at = datetime.now(UTC)
@@ -185,7 +189,7 @@ class ProblemRun:
     def _with_timing(self, config: Config, status: Status, timing: Timing) -> Row:
         row = _with_check(self._make_row(self._compiled[config], status, None),
                           self._checked[config])  # fmt: skip
-        return replace(
+        self._decided[config] = replace(
             row,
             ms=timing.ms,
             ms_lo=timing.ms_lo,
@@ -196,6 +200,7 @@ class ProblemRun:
             sm_clock_mhz=timing.sm_clock_mhz,
             measured_at=timing.measured_at,
         )
+        return self._decided[config]
 
     def _verdict(self, result: race.Final, run_id: str) -> RaceVerdict:
         known = {**self._compiled}
@@ -218,16 +223,10 @@ class ProblemRun:
             conditions=tuple(self._track.conditions),
         )
 
-    def _carried(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows of the configs whose machine code ran under another name."""
-        by_config = {row.config: row for row in rows}
-        found = []
-        for config, twin in self._twins.items():
-            source = by_config.get(twin)
-            if source is not None:
-                row = self._make_row(self._compiled[config], source.status, source.reason)
-                found.append(carried(source, row))
-        return found
+    def _like(self, config: Config, source: Row) -> Row:
+        """The row of a config whose machine code ran under another name."""
+        row = self._make_row(self._compiled[config], source.status, source.reason)
+        return carried(source, row)
 
 
 def _with_check(row: Row, checked: Checked) -> Row:

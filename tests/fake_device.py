@@ -114,7 +114,7 @@ class FakeWorker:
 
     def samples(self, problem: Problem, config: Config, count: int) -> tuple[float, ...]:
         slow = float(self.faults.get(f"{config} factor", 1.0))
-        ms = self.ms[problem, config] * slow
+        ms = self.ms.get((problem, config), 1.0) * slow
         return tuple(ms * (1 + self.rng.gauss(0, NOISE)) for _ in range(count))
 
     def still_works(self) -> bool:

@@ -21,6 +21,7 @@ from flashtune.kernels import KERNELS, Kernel
 from flashtune.plan import plan_problem
 from flashtune.records import Problem, Status
 from flashtune.results import Conditions, RaceVerdict, Row, Tie
+from flashtune.shortlist import write_list
 from flashtune.space import parse_config
 from flashtune.store import read
 from flashtune.sweep import Event, SweepRequest, SweepResult, doubts, quiet_card, run
@@ -106,6 +107,43 @@ def test_every_config_has_its_row_and_the_shape_its_verdict(tmp_path: Path) -> N
     assert verdict.ms_lo is not None and verdict.ms_lo <= verdict.ms <= (verdict.ms_hi or 0)
     assert read(result.path).verdicts == result.file.verdicts
     assert processes(tmp_path) == 1
+
+
+def test_the_list_says_that_there_is_no_single_winner(tmp_path: Path) -> None:
+    faults(tmp_path, **{"64x64x4x3 factor": "0.99889"})  # as fast as 128x64x8x4, to 1 in 10,000
+    result = sweep(tmp_path, space=tuple(c for c in SPACE if c != "128x64x8x3"))
+    (verdict,) = result.file.verdicts
+    names = {str(verdict.chosen), str(verdict.leader), *(str(t.config) for t in verdict.ties)}
+    assert names == {"64x64x4x3", "128x64x8x4"}
+    assert str(verdict.chosen) == "64x64x4x3"  # neither spills; it takes less shared memory
+    written = write_list(result.path, result.file)
+    assert written is not None
+    recommendation, path = written
+    assert recommendation.winners[0][1] == verdict.chosen
+    ((problem, configs, within),) = recommendation.undecided
+    assert problem == FULL and {str(c) for c in configs} == names and within <= 0.005
+    assert "No single winner on [1]: 64x64x4x3" in path.read_text()
+
+
+@pytest.mark.parametrize("fault", ["", "slow", "wrong", "abort@look", "abort@round"])
+def test_the_same_machine_code_runs_once(tmp_path: Path, fault: str) -> None:
+    """16 keys of 16 numbers are too few for 16 warps to copy ahead: stages change nothing."""
+    problem = dataclasses.replace(FULL, D=16)
+    twins = ("256x16x16x2", "256x16x16x3")
+    slow = {f"{config} factor": "3" for config in twins}
+    faults(tmp_path, **(slow if fault == "slow" else dict.fromkeys(twins, fault)))
+    result = sweep(tmp_path, problem, space=("128x64x4x2", *twins))
+    rows = by_config(result)
+    assert set(rows) == {"128x64x4x2", *twins}
+    (carried,) = (row for row in rows.values() if row.same_as is not None)
+    own = rows[str(carried.same_as)]
+    assert {str(own.config), str(carried.config)} == set(twins)
+    assert (carried.status, carried.reason) == (own.status, own.reason)
+    assert carried.samples_ms == own.samples_ms
+    ended = {"": {Status.TIMED}, "slow": {Status.SCREENED}, "wrong": {Status.WRONG}}
+    assert own.status in ended.get(fault, {Status.CRASHED})
+    asked = [call for call in calls(tmp_path) if call.startswith("check 256")]
+    assert len(asked) == 1
 
 
 def test_the_same_command_again_launches_nothing(tmp_path: Path) -> None:
