@@ -18,15 +18,15 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashtune.children import children_without_ctrl_c
 from flashtune.cubin import read_cubin
 from flashtune.kernels import Kernel, load_kernel
 from flashtune.kernels.launch import absent_arguments, config_arguments
@@ -99,13 +99,13 @@ def compile_all(
     scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
-            with _children_without_ctrl_c():
+            with children_without_ctrl_c():
                 executor = get_reusable_executor(
                     max_workers=n_jobs, timeout=60, kill_workers=attempt > 0
                 )
 
             def submit(job: CompileJob, pool: Any = executor) -> Any:
-                with _children_without_ctrl_c():  # the pool starts its workers when it needs them
+                with children_without_ctrl_c():  # the pool starts its workers when it needs them
                     return pool.submit(compile_one, job, scratch, how)
 
             lost: list[CompileJob] = []
@@ -170,36 +170,6 @@ def _kill_what_is_left(scratch: Path) -> None:
     for path in scratch.glob("*/group"):
         with suppress(ValueError):  # not written yet: that child sees that its worker is gone
             _kill_group(int(path.read_text()))
-
-
-@contextmanager
-def _children_without_ctrl_c() -> Iterator[None]:
-    """Processes started here never see Ctrl-C; one that comes meanwhile is raised afterwards.
-
-    A worker can ignore it by itself only once it has booted; until then it would die with a
-    traceback. So it inherits that the signal is blocked. Here it may still arrive, through a thread
-    that does not block it, and must not tear the pool while that is being built.
-    """
-    from multiprocessing import resource_tracker
-
-    from joblib.externals.loky.backend import resource_tracker as loky_resource_tracker
-
-    if threading.current_thread() is not threading.main_thread():  # no signals for it to handle
-        yield
-        return
-    # A pool starts these two, and they unblock Ctrl-C as they start: they must have started.
-    resource_tracker.ensure_running()
-    loky_resource_tracker.ensure_running()
-    arrived: list[int] = []
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    if arrived:
-        signal.raise_signal(signal.SIGINT)
 
 
 def compile_one(job: CompileJob, scratch: Path, how: How | None = None) -> Compiled:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from flashtune.children import children_without_ctrl_c
 from flashtune.errors import FlashtuneError
 from flashtune.kernels import Kernel
 from flashtune.records import Config, Problem, Status
@@ -113,10 +114,18 @@ class GpuProcess:
         return result
 
     def _on(self, problem: Problem, method: str, *arguments: object) -> Any:
+        if self._connection is not None and not self._process.is_alive():
+            self._end()  # it died between two calls: no config's doing
         if self._connection is None:
             self._start()
         if problem not in self._open:
-            self._call("open", (problem,), START_S + OPEN_S)
+            try:
+                self._call("open", (problem,), START_S + OPEN_S)
+            except Lost as lost:
+                raise FlashtuneError(
+                    f"{problem}: the GPU process cannot prepare it: {lost.failure.reason}",
+                    "Look at the card with nvidia-smi; what is finished is kept.",
+                ) from lost
             self._open.add(problem)
         return self._call(method, arguments, self._launch_s)
 
@@ -148,7 +157,8 @@ class GpuProcess:
         self._process = context.Process(
             target=run, args=(theirs, self._kernel, self._serve), daemon=True
         )
-        self._process.start()
+        with children_without_ctrl_c():
+            self._process.start()
         theirs.close()
         self._connection = ours
         self._open.clear()

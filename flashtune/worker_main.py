@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -13,7 +12,6 @@ def run(
     connection: Connection, kernel: Kernel, serve: Callable[[Connection, Kernel], None] | None
 ) -> None:
     """Serve calls on ``connection``; by default those of :func:`flashtune.worker.serve`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     if serve is None:
         from flashtune import worker
 

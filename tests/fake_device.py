@@ -69,6 +69,8 @@ class FakeWorker:
 
     def open(self, problem: Problem) -> None:
         self.note("open")
+        if self.faults.get("open") == "abort":
+            os.abort()
         self.opened.add(problem)
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:

@@ -59,7 +59,10 @@ ROOMS = {
     "kernels.v0_baseline": Room("kernels.tiles", third="triton"),
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
     "cubin": Room(),
-    "compiler": Room("cubin errors kernels kernels.launch records", third_inside="joblib triton"),
+    "children": Room(third_inside="joblib"),
+    "compiler": Room(
+        "children cubin errors kernels kernels.launch records", third_inside="joblib triton"
+    ),
     "audit_budget": Room(
         "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
     ),
@@ -76,7 +79,7 @@ ROOMS = {
         "check driver errors kernels kernels.launch records results timing", third="torch triton"
     ),
     "worker_main": Room("kernels worker"),
-    "gpu_process": Room("errors kernels records results worker_main"),
+    "gpu_process": Room("children errors kernels records results worker_main"),
     "measure": Room("gpu_process hope plan race records results stats"),
     "parquet": Room("errors records results", third_inside="pandas pyarrow"),
     "store": Room("errors parquet records results", third_inside="pandas pyarrow"),

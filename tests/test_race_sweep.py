@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import fake_device
 import pytest
 from conftest import stop_compile_pool, subprocess_env
 
+from flashtune.errors import FlashtuneError
 from flashtune.gpu import find_gpu
 from flashtune.gpu_process import GpuProcess
 from flashtune.kernels import KERNELS, Kernel
@@ -221,6 +224,34 @@ def test_an_exhaustive_sweep_times_what_a_race_only_looked_at(tmp_path: Path) ->
     assert {row.status for row in result.values()} == {Status.TIMED}
     for name, row in raced.items():
         assert (result[name] == row) == (row.status is Status.TIMED)
+
+
+def test_a_card_that_cannot_be_used_is_an_error_and_no_config_s_fault(tmp_path: Path) -> None:
+    faults(tmp_path, open="abort")
+    with pytest.raises(FlashtuneError, match="cannot prepare it: .*SIGABRT"):
+        sweep(tmp_path)
+    assert not results(tmp_path).exists()
+    faults(tmp_path)
+    assert len(sweep(tmp_path).file.verdicts) == 1
+
+
+def test_a_process_that_died_between_calls_is_replaced_in_silence(tmp_path: Path) -> None:
+    with start(V6) as gpu:
+        config = parse_config("64x64x4x3")
+        assert gpu.check(FULL, config).failure is None
+        os.kill(max(_pids(tmp_path)), signal.SIGKILL)
+        time.sleep(0.5)
+        assert gpu.check(FULL, config).failure is None
+        assert gpu.started == 2
+
+
+def test_ctrl_c_does_not_reach_the_gpu_process(tmp_path: Path) -> None:
+    with start(V6) as gpu:
+        assert gpu.check(FULL, parse_config("64x64x4x3")).failure is None
+        os.kill(max(_pids(tmp_path)), signal.SIGINT)
+        time.sleep(0.5)
+        assert gpu.check(FULL, parse_config("64x64x4x3")).failure is None
+        assert gpu.started == 1
 
 
 def test_all_of_them_fail_and_nothing_wins(tmp_path: Path) -> None:

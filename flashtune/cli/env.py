@@ -43,7 +43,7 @@ def command(as_json: AsJson = False) -> None:
         clocks = clocks_now()
         facts["clocks"] = None if clocks is None else asdict(clocks)
         others = other_processes()
-        facts["other processes"] = None if others is None else len(others)
+        facts["other_processes"] = None if others is None else len(others)
     if as_json:
         write_json({"schema_version": 1, **facts})
     else:
