@@ -33,7 +33,7 @@ from flashtune.records import Status
 
 if TYPE_CHECKING:
     from flashtune.plan import ProblemPlan
-    from flashtune.results import Recommendation
+    from flashtune.results import RaceVerdict, Recommendation
     from flashtune.sweep import SweepRequest, SweepResult
 
 
@@ -189,6 +189,7 @@ def _as_json(
             {
                 "problem": asdict(problem),
                 "best": None if row is None else {"config": str(row.config), **_figures(row)},
+                "verdict": _verdict_as_json(result.verdict(problem)),
                 "sdpa": sdpa,
             }
         )
@@ -201,6 +202,21 @@ def _as_json(
         "problems": found,
         "counts": {str(status): count for status, count in result.counts().items()},
         "recommendation": None if recommendation is None else as_json(recommendation, provenance),
+    }
+
+
+def _verdict_as_json(verdict: RaceVerdict | None) -> dict[str, Any] | None:
+    """What the race decided; null where nothing was raced."""
+    if verdict is None:
+        return None
+    return {
+        "chosen": str(verdict.chosen),
+        "leader": str(verdict.leader),
+        "ms": verdict.ms,
+        "ms_lo": verdict.ms_lo,
+        "ms_hi": verdict.ms_hi,
+        "rounds": verdict.rounds,
+        "ties": [{**asdict(tie), "config": str(tie.config)} for tie in verdict.ties],
     }
 
 
