@@ -59,6 +59,7 @@ ROOMS = {
     "kernels.v0_baseline": Room("kernels.tiles", third="triton"),
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
     "cubin": Room(),
+    "doubts": Room("results"),
     "children": Room(third_inside="joblib"),
     "compiler": Room(
         "children cubin errors kernels kernels.launch records", third_inside="joblib triton"
@@ -88,7 +89,7 @@ ROOMS = {
     "export": Room("errors records results"),
     "shortlist": Room("budget cost errors export gpu kernels recommend records results store"),
     "sweep": Room(
-        "budget check compiler cost driver errors export gpu gpu_process hope interpreter kernels"
+        "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter kernels"
         " measure"
         " plan provenance recommend records results shortlist space stats store"
     ),

@@ -17,6 +17,7 @@ import fake_device
 import pytest
 from conftest import stop_compile_pool, subprocess_env
 
+from flashtune.doubts import doubts, quiet_card
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import find_gpu
 from flashtune.gpu_process import GpuProcess
@@ -27,7 +28,7 @@ from flashtune.results import Conditions, RaceVerdict, Row, Tie
 from flashtune.shortlist import write_list
 from flashtune.space import parse_config
 from flashtune.store import read
-from flashtune.sweep import Event, SweepRequest, SweepResult, doubts, quiet_card, run
+from flashtune.sweep import Event, SweepRequest, SweepResult, run
 
 H200 = dataclasses.replace(find_gpu("h200"), present=True, driver="580.1", cuda="13.0")
 V6 = KERNELS["v6_heads_first"]
