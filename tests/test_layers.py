@@ -89,9 +89,8 @@ ROOMS = {
     "export": Room("errors records results"),
     "shortlist": Room("budget cost errors export gpu kernels recommend records results store"),
     "sweep": Room(
-        "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter kernels"
-        " measure"
-        " plan provenance recommend records results shortlist space stats store"
+        "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter"
+        " kernels measure plan provenance recommend records results shortlist space stats store"
     ),
     "cli": Room(),
     "cli.render": Room(EVERYTHING, third="rich"),
