@@ -70,6 +70,12 @@ class CommandLine:
         python = [sys.executable, *options.pop("python", ())]
         return [*python, "-m", "flashtune", *args], {"cwd": self.folder, "env": env, **options}
 
+    def compiled(self) -> int:
+        """How many binaries the cache holds. os.walk does not mind folders that vanish meanwhile,
+        as Triton's temporary ones do."""
+        files = (name for _, _, names in os.walk(self.cache) for name in names)
+        return sum(name.endswith(".cubin") for name in files)
+
     def processes(self) -> dict[int, str]:
         """The living processes that a command of this object started: pid and command line."""
         found = {}
