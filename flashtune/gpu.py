@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -139,6 +138,8 @@ def find_gpu(name: str) -> GpuSpec:
     wanted = name.strip().lower()
     if wanted in specs:
         return specs[wanted]
+    import difflib
+
     near = difflib.get_close_matches(wanted, specs, n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(specs)}."
     raise FlashtuneError(f"Unknown GPU '{name}'.", hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from pathlib import Path
@@ -66,6 +65,8 @@ def load_space(name: str) -> list[Config]:
     elif name in space_names():
         path = config_dir() / "spaces" / f"{name}.toml"
     else:
+        import difflib
+
         near = difflib.get_close_matches(name, space_names(), n=3, cutoff=0.4) or space_names()
         raise FlashtuneError(
             f"--space {name!r}: no space of that name",
@@ -74,6 +75,8 @@ def load_space(name: str) -> list[Config]:
     configs = [*_product(path, table := read_toml(path)), *_listed(path, table)]
     for key in table:
         if key not in (*AXES, "configs", "description"):
+            import difflib
+
             near = difflib.get_close_matches(key, [*AXES, "configs"], n=1)
             raise FlashtuneError(
                 f"{path}: unknown key {key}" + (f" (did you mean {near[0]}?)" if near else ""),

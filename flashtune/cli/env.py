@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +16,8 @@ def command(as_json: AsJson = False) -> None:
 
     Example: flashtune env --json
     """
+    import platform
+
     from flashtune.cli.render import print_facts, write_json
     from flashtune.driver import clocks_now, other_processes
     from flashtune.gpu import present_gpu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
 import typer
@@ -108,6 +107,8 @@ def _whole(option: str, value: int) -> None:
 
 def _check_dtype(dtype: str) -> None:
     if dtype not in ELEMENT_BYTES:
+        import difflib
+
         near = difflib.get_close_matches(dtype, ELEMENT_BYTES, n=2, cutoff=0.3)
         names = " or ".join(near) if near else ", ".join(ELEMENT_BYTES)
         hint = f"Did you mean {names}?" if near else f"--dtype takes {names}."

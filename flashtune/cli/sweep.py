@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -115,6 +114,8 @@ def command(
     if dry_run:
         print_plan(plans, len(configs))
         return
+    import shlex
+
     from flashtune.compiler import default_jobs
     from flashtune.sweep import SweepRequest
 
