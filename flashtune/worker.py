@@ -111,10 +111,10 @@ class GpuWorker:
         now.guarded_outputs.poison()
         self._launch_guarded(now, config)
         torch.cuda.synchronize()
+        self._verify_inputs(problem)  # first: with other inputs no answer can be right
         checked = check(now.refs, now.guarded_outputs)
         if not checked.ok:
             return Checked(Status.WRONG, checked.reason, checked)
-        self._verify_inputs(problem)
         return Checked(None, None, checked)
 
     def repeat(self, problem: Problem, config: Config) -> Checked:
