@@ -3,7 +3,7 @@
 ptxas hands out registers, and nobody replays it. What a config needs most registers for is known,
 though: its share of S and of O, the addresses of what it copies, and in a kernel with two loops the
 mask. Weights of these were fitted to compiled configs (benchmarks/fit_registers.py), and
-``flashtune audit budget --registers`` scores them on configs that the installed Triton compiles.
+``flashtune audit registers`` scores them on configs that the installed Triton compiles.
 """
 
 from __future__ import annotations

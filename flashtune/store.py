@@ -171,9 +171,7 @@ class SweepStore:
         Raises FlashtuneError when it cannot be written, ValueError on a time without a zone.
         """
         self._require_open()
-        kept = as_stored(row)
-        self._part[kept.problem, kept.config] = kept
-        self._known.rows[kept.problem, kept.config] = kept
+        self._keep(row)
         self._changed()
 
     def add_sdpa(self, result: SdpaResult) -> None:
@@ -190,9 +188,8 @@ class SweepStore:
         """Add the rows that a race ends with together with its verdict, and put them on disk: a
         kill leaves all of them or none."""
         self._require_open()
-        for row in map(as_stored, rows):
-            self._part[row.problem, row.config] = row
-            self._known.rows[row.problem, row.config] = row
+        for row in rows:
+            self._keep(row)
         if verdict is not None:
             self._known.verdicts[verdict.problem] = verdict
         self._known.runs.setdefault(self._run.run_id, self._run)
@@ -234,6 +231,11 @@ class SweepStore:
             _remove_parts(self.path)
         self._close()
         return whole
+
+    def _keep(self, row: Row) -> None:
+        kept = as_stored(row)
+        self._part[kept.problem, kept.config] = kept
+        self._known.rows[kept.problem, kept.config] = kept
 
     def _changed(self) -> None:
         # A run is recorded with the first thing it adds: one that only looked leaves no trace.
