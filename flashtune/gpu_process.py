@@ -76,19 +76,11 @@ class GpuProcess:
 
     def check(self, problem: Problem, config: Config) -> Checked:
         """One launch against the references. Never Lost: what a launch does is in the result."""
-        try:
-            result: Checked = self._on(problem, "check", problem, config)
-        except Lost as lost:
-            return lost.failure
-        return result
+        return self._checked("check", problem, config)
 
     def repeat(self, problem: Problem, config: Config) -> Checked:
         """Several launches on the same inputs, which must agree. Never Lost, as ``check``."""
-        try:
-            result: Checked = self._on(problem, "repeat", problem, config)
-        except Lost as lost:
-            return lost.failure
-        return result
+        return self._checked("repeat", problem, config)
 
     def time(self, problem: Problem, config: Config) -> Timing:
         """A full measurement of one config."""
@@ -111,6 +103,13 @@ class GpuProcess:
         result: tuple[Mapping[Config, Samples], Conditions] = self._on(
             problem, "round", problem, tuple(configs), launches
         )
+        return result
+
+    def _checked(self, method: str, problem: Problem, config: Config) -> Checked:
+        try:
+            result: Checked = self._on(problem, method, problem, config)
+        except Lost as lost:
+            return lost.failure
         return result
 
     def _on(self, problem: Problem, method: str, *arguments: object) -> Any:

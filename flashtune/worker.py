@@ -108,9 +108,7 @@ class GpuWorker:
     def check(self, problem: Problem, config: Config) -> Checked:
         """Check one launch of ``config``: its answers, and that it left its inputs alone."""
         now = self._open[problem]
-        now.guarded_outputs.poison()
         self._launch_guarded(now, config)
-        torch.cuda.synchronize()
         self._verify_inputs(problem)  # first: with other inputs no answer can be right
         checked = check(now.refs, now.guarded_outputs)
         if not checked.ok:
@@ -122,9 +120,7 @@ class GpuWorker:
         now = self._open[problem]
         first: tuple[torch.Tensor, torch.Tensor] | None = None
         for launch in range(_REPEATS):
-            now.guarded_outputs.poison()
             self._launch_guarded(now, config)
-            torch.cuda.synchronize()
             checked = check(now.refs, now.guarded_outputs)
             if not checked.ok:
                 reason = f"launch {launch + 1} of {_REPEATS} on the same inputs: {checked.reason}"
@@ -204,11 +200,14 @@ class GpuWorker:
         return lambda: forward(self._kernel, self._jit_function, q, k, v, o, lse, causal, config)
 
     def _launch_guarded(self, now: _Open, config: Config) -> None:
+        """One launch between the guards, into poisoned outputs, waited for."""
         inputs, answer = now.guarded_inputs, now.guarded_outputs
+        answer.poison()
         forward(
             self._kernel, self._jit_function, inputs.q, inputs.k, inputs.v, answer.o, answer.lse,
             now.refs.problem.causal, config,
         )  # fmt: skip
+        torch.cuda.synchronize()
 
 
 def serve(connection: Connection, kernel: Kernel) -> None:
