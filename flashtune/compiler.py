@@ -58,6 +58,12 @@ def default_jobs() -> int:
     return int(cpu_count())
 
 
+def cpus_beside_launches() -> frozenset[int] | None:
+    """The CPUs that compiling may use while another process launches: all but one of ours."""
+    allowed = os.sched_getaffinity(0)
+    return frozenset(allowed - {max(allowed)}) or None
+
+
 def specialisation(problem: Problem) -> tuple[object, ...]:
     """What Triton's compiled code depends on; problems that agree share their binaries.
 
@@ -81,6 +87,7 @@ def compile_all(
     n_jobs: int,
     how: How | None = None,
     wanted: Callable[[CompileJob], bool] | None = None,
+    cpus: frozenset[int] | None = None,
 ) -> Iterator[tuple[CompileJob, Compiled]]:
     """Compile in ``n_jobs`` worker processes, in about the order given; results come as they
     finish.
@@ -88,7 +95,8 @@ def compile_all(
     Every job ends in a Compiled, whatever becomes of its compiler, but for those that are not
     ``wanted`` any more when their turn comes. Workers that die are replaced; a job that was lost
     with its worker three times is given up with that as its reason. ``how`` does one job in its
-    child, instead of compiling it to the end.
+    child, instead of compiling it to the end. The workers run on ``cpus``, by default on all that
+    this process may use.
     """
     if not jobs:
         return
@@ -106,7 +114,7 @@ def compile_all(
 
             def submit(job: CompileJob, pool: Any = executor) -> Any:
                 with children_without_ctrl_c():  # the pool starts its workers when it needs them
-                    return pool.submit(compile_one, job, scratch, how)
+                    return pool.submit(compile_one, job, scratch, how, cpus)
 
             lost: list[CompileJob] = []
             yield from _until_it_breaks(submit, waiting, 2 * n_jobs, wanted, lost)
@@ -172,12 +180,16 @@ def _kill_what_is_left(scratch: Path) -> None:
             _kill_group(int(path.read_text()))
 
 
-def compile_one(job: CompileJob, scratch: Path, how: How | None = None) -> Compiled:
+def compile_one(
+    job: CompileJob, scratch: Path, how: How | None = None, cpus: frozenset[int] | None = None
+) -> Compiled:
     """Compile in a forked child with a time limit. Runs in a worker, which never holds CUDA.
 
     The child's own temporary files go into a folder of their own in ``scratch``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
     try:
         prepare_worker(job.kernel, job.cc)
     except Exception as error:  # the kernel's own module may raise anything

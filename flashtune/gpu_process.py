@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -55,6 +56,7 @@ class GpuProcess:
         self._process: Any = None
         self._connection: Connection | None = None
         self._open: set[Problem] = set()
+        self._opening: deque[Problem] = deque()  # asked for, not answered yet
         self.started = 0  # processes so far
         self._start()
 
@@ -67,7 +69,7 @@ class GpuProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end()
+        self._end(kill=True)  # it has nothing left to do, and takes seconds to leave by itself
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:
         """SDPA's backends, each forced and timed, on the problem's inputs."""
@@ -97,11 +99,12 @@ class GpuProcess:
         return result
 
     def round(
-        self, problem: Problem, configs: Sequence[Config], launches: int
+        self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[Mapping[Config, Samples], Conditions]:
-        """``launches`` samples of each config, and the card's state after them."""
+        """``launches`` samples of each config, and the card's state after them; ``turn`` chooses
+        the copy of the problem's tensors."""
         result: tuple[Mapping[Config, Samples], Conditions] = self._on(
-            problem, "round", problem, tuple(configs), launches
+            problem, "round", problem, tuple(configs), launches, turn
         )
         return result
 
@@ -112,27 +115,46 @@ class GpuProcess:
             return lost.failure
         return result
 
+    def prepare(self, problems: Iterable[Problem]) -> None:
+        """Have the process open ``problems`` as soon as it has started, and do not wait for it."""
+        for problem in problems:
+            self._send("open", (problem,))
+            self._opening.append(problem)
+
     def _on(self, problem: Problem, method: str, *arguments: object) -> Any:
         if self._connection is not None and not self._process.is_alive():
             self._end()  # it died between two calls: no config's doing
         if self._connection is None:
             self._start()
         if problem not in self._open:
+            if problem not in self._opening:
+                self.prepare([problem])
+            self._wait_until_open()
+        self._send(method, arguments)
+        return self._answer(self._launch_s)
+
+    def _wait_until_open(self) -> None:
+        while self._opening:  # all of them: answers come in order
+            problem = self._opening[0]
             try:
-                self._call("open", (problem,), START_S + OPEN_S)
+                self._answer(START_S + OPEN_S)
             except Lost as lost:
                 raise FlashtuneError(
                     f"{problem}: the GPU process cannot prepare it: {lost.failure.reason}",
                     "Look at the card with nvidia-smi; what is finished is kept.",
                 ) from lost
             self._open.add(problem)
-        return self._call(method, arguments, self._launch_s)
+            self._opening.popleft()
 
-    def _call(self, method: str, arguments: tuple[object, ...], limit_s: float) -> Any:
+    def _send(self, method: str, arguments: tuple[object, ...]) -> None:
+        assert self._connection is not None
+        with suppress(ConnectionError):  # it died: the answer, which will not come, says how
+            self._connection.send((method, arguments))
+
+    def _answer(self, limit_s: float) -> Any:
         connection = self._connection
         assert connection is not None
         try:
-            connection.send((method, arguments))
             if not connection.poll(limit_s):
                 self._end(kill=True)
                 reason = f"no answer in {limit_s:g} s: a launch hangs, and its process was killed"
@@ -161,6 +183,7 @@ class GpuProcess:
         theirs.close()
         self._connection = ours
         self._open.clear()
+        self._opening.clear()
         self.started += 1
 
     def _how_it_died(self) -> str:

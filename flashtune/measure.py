@@ -50,10 +50,10 @@ class GpuTrack:
         return self._gpu.look(self._problem, config, beside, race.LOOK_LAUNCHES)
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, race.Samples]:
-        samples = {}
+        samples, turn = {}, len(self.conditions)
         for config in configs:  # one call each, so that a death has one to blame
             self.running = config
-            own, conditions = self._gpu.round(self._problem, [config], launches)
+            own, conditions = self._gpu.round(self._problem, [config], launches, turn)
             samples[config] = own[config]
         self.conditions.append(conditions)
         return samples

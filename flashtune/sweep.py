@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashtune.budget import BudgetLine
-from flashtune.compiler import CompileJob, compile_all, specialisation
+from flashtune.compiler import CompileJob, compile_all, cpus_beside_launches, specialisation
 from flashtune.doubts import doubts, quiet_card
 from flashtune.driver import other_processes
 from flashtune.gpu import GpuSpec
@@ -187,6 +187,7 @@ class _Sweep:
                 )
                 for problem, plan in plans.items()
             }
+            gpu.prepare(runs)
             if self.request.exhaustive:
                 self._time_all(gpu, runs, todo)
             else:
@@ -324,7 +325,8 @@ class _Sweep:
             return False
 
         n_jobs = self.request.n_jobs
-        for job, compiled in compile_all(list(jobs), n_jobs, wanted=still_wanted):
+        cpus = cpus_beside_launches() if self.request.gpu.present else None
+        for job, compiled in compile_all(list(jobs), n_jobs, wanted=still_wanted, cpus=cpus):
             key, plans = jobs[job]
             if compiled.failure is None and compiled.seconds is None:
                 # The binary was in the cache; an earlier part of this sweep may know its time.

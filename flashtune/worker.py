@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from flashtune.check import (
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 _IDLE_S = 0.1  # after a pause as long as this the clocks have to be warmed again
 _WARM_S, _STILL_WARM_S = 1.0, 0.1
 _REPEATS = 3  # launches of a finalist that must agree with themselves bit for bit
+_PLACEMENTS = 4
+"""Copies of a problem's tensors that rounds take in turns. Where tensors lie in memory moves the
+difference of two configs, in one process and not in the next: this way it is in the interval."""
+_DIFFERS = "its answers differ from launch to launch on the same inputs"
 
 Samples = tuple[float, ...]
 
@@ -48,14 +53,27 @@ class InputsChanged(Exception):
     """A launch stored into Q, K or V."""
 
 
+class AnswersDiffer(Exception):
+    """A timed launch left other bits in O and L than an earlier launch on the same inputs."""
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """One copy of what timed launches read and write."""
+
+    inputs: Inputs
+    o: torch.Tensor
+    lse: torch.Tensor
+
+
 @dataclass(frozen=True)
 class _Open:
     refs: References
-    inputs: Inputs  # what is timed, SDPA too
-    outputs: tuple[torch.Tensor, torch.Tensor]  # O and L of the timed launches
+    placements: tuple[_Placement, ...]  # what is timed; SDPA too, in the first
     guarded_inputs: Inputs  # what is checked: the same values
     guarded_outputs: Outputs
-    checksums: tuple[int, ...]  # of both kinds of inputs
+    checksums: tuple[int, ...]  # of Q, K and V, the same in each copy
+    answers: dict[Config, tuple[int, ...]]  # checksums of O and L
 
 
 class GpuWorker:
@@ -72,11 +90,17 @@ class GpuWorker:
     def open(self, problem: Problem) -> None:
         """Draw the problem's inputs and compute its references, unless it is open.
 
-        Other problems are closed where the memory is short. Raises FlashtuneError when the card's
-        memory is too small for this one alone.
+        Raises FlashtuneError when the card's memory is too small for this problem alone.
         """
-        if problem in self._open:
-            return
+        self._at(problem)
+
+    def _at(self, problem: Problem) -> _Open:
+        """The problem, open; others are closed for it where the memory is short."""
+        if problem not in self._open:
+            self._make_room_and_open(problem)
+        return self._open[problem]
+
+    def _make_room_and_open(self, problem: Problem) -> None:
         try:
             self._open[problem] = self._opened(problem)
         except torch.cuda.OutOfMemoryError:
@@ -93,23 +117,32 @@ class GpuWorker:
     def _opened(self, problem: Problem) -> _Open:
         inputs = random_inputs(problem, "cuda")
         refs = references(problem, inputs)
-        outputs = torch.empty_like(inputs.q), torch.empty_like(refs.lse)
-        guarded = guarded_inputs(inputs)
-        sums = (*checksum(inputs), *checksum(guarded))
-        return _Open(refs, inputs, outputs, guarded, guarded_outputs(problem, "cuda"), sums)
+        placements = [_Placement(inputs, torch.empty_like(inputs.q), torch.empty_like(refs.lse))]
+        for _ in range(_PLACEMENTS - 1):
+            copy = Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone())
+            o, lse = torch.empty_like(inputs.q), torch.empty_like(refs.lse)
+            placements.append(_Placement(copy, o, lse))
+        return _Open(
+            refs,
+            tuple(placements),
+            guarded_inputs(inputs),
+            guarded_outputs(problem, "cuda"),
+            checksum(inputs.q, inputs.k, inputs.v),
+            {},
+        )
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:
         """Warm the clocks and time SDPA's backends, each forced, on the problem's inputs."""
         self._warm(problem)
-        timings = time_sdpa(self._timer, problem, self._open[problem].inputs)
+        timings = time_sdpa(self._timer, problem, self._at(problem).placements[0].inputs)
         self._last_launch = time.perf_counter()
         return timings
 
     def check(self, problem: Problem, config: Config) -> Checked:
         """Check one launch of ``config``: its answers, and that it left its inputs alone."""
-        now = self._open[problem]
+        now = self._at(problem)
         self._launch_guarded(now, config)
-        self._verify_inputs(problem)  # first: with other inputs no answer can be right
+        self._verify_inputs(problem, now.guarded_inputs)  # first: with others no answer is right
         checked = check(now.refs, now.guarded_outputs)
         if not checked.ok:
             return Checked(Status.WRONG, checked.reason, checked)
@@ -117,55 +150,57 @@ class GpuWorker:
 
     def repeat(self, problem: Problem, config: Config) -> Checked:
         """Launch ``config`` several times on the same inputs: the answers must be the same bits."""
-        now = self._open[problem]
-        first: tuple[torch.Tensor, torch.Tensor] | None = None
+        now = self._at(problem)
         for launch in range(_REPEATS):
             self._launch_guarded(now, config)
             checked = check(now.refs, now.guarded_outputs)
             if not checked.ok:
                 reason = f"launch {launch + 1} of {_REPEATS} on the same inputs: {checked.reason}"
                 return Checked(Status.WRONG, reason, checked)
-            bits = now.guarded_outputs.o.clone(), now.guarded_outputs.lse.clone()
-            if first is None:
-                first = bits
-            elif not all(torch.equal(a, b) for a, b in zip(first, bits, strict=True)):
-                reason = "its answers differ from launch to launch on the same inputs"
-                return Checked(Status.WRONG, reason, checked)
+            answer = checksum(now.guarded_outputs.o, now.guarded_outputs.lse)
+            if now.answers.setdefault(config, answer) != answer:
+                return Checked(Status.WRONG, _DIFFERS, checked)
         return Checked(None, None, None)
 
     def time(self, problem: Problem, config: Config) -> Timing:
         """A full measurement of ``config`` by itself."""
+        place = self._at(problem).placements[0]
         self._warm(problem)
-        timing = self._timer.time(self._launcher(problem, config))
+        timing = self._timer.time(self._launcher(problem, config, place))
         self._last_launch = time.perf_counter()
-        self._verify_inputs(problem)
+        self._verify(problem, config, place)
         return timing
 
     def look(
         self, problem: Problem, config: Config, beside: Config | None, launches: int
     ) -> tuple[Samples, Samples]:
         """A few samples of ``config``, and of ``beside`` taken in turns with them."""
-        self._keep_warm(self._launcher(problem, beside or config))
-        both = [config] if beside is None else [config, beside]
-        taken = self._timer.in_turns([self._launcher(problem, c) for c in both], launches)
+        place = self._at(problem).placements[0]
+        both = [config] if beside is None else [beside, config]  # config's answers stay
+        launchers = [self._launcher(problem, c, place) for c in both]
+        self._keep_warm(launchers[0])
+        taken = self._timer.in_turns(launchers, launches)
         self._last_launch = time.perf_counter()
-        self._verify_inputs(problem)
-        return taken[0], (taken[1] if beside is not None else ())
+        self._verify(problem, config, place)
+        return taken[-1], (taken[0] if beside is not None else ())
 
     def round(
-        self, problem: Problem, configs: Sequence[Config], launches: int
+        self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[Mapping[Config, Samples], Conditions]:
         """``launches`` samples of each of ``configs`` one after the other, and the card's state.
+        Rounds of different ``turn`` run on different copies of the tensors.
 
-        Raises InputsChanged when a launch stored into its inputs, as ``look`` and ``time`` do.
+        Raises InputsChanged when a launch stored into its inputs and AnswersDiffer when it left
+        other answers than before, as ``look`` and ``time`` do.
         """
+        placements = self._at(problem).placements
+        place = placements[turn % len(placements)]
         self._warm(problem)
-        samples = {
-            config: self._timer.samples(self._launcher(problem, config), launches)
-            for config in configs
-        }
-        self._last_launch = time.perf_counter()
-        self._verify_inputs(problem)
+        samples = {}
+        for config in configs:
+            samples[config] = self._timer.samples(self._launcher(problem, config, place), launches)
+            self._last_launch = time.perf_counter()
+            self._verify(problem, config, place)
         return samples, self._conditions()
 
     def still_works(self) -> bool:
@@ -176,16 +211,23 @@ class GpuWorker:
             return False
         return True
 
-    def _verify_inputs(self, problem: Problem) -> None:
-        now = self._open[problem]
-        if (*checksum(now.inputs), *checksum(now.guarded_inputs)) != now.checksums:
-            self._open[problem] = self._opened(problem)  # the next config gets fresh ones
+    def _verify(self, problem: Problem, config: Config, place: _Placement) -> None:
+        """After timed launches: the inputs are as they were, and so is the answer."""
+        self._verify_inputs(problem, place.inputs)
+        answer = checksum(place.o, place.lse)
+        if self._open[problem].answers.setdefault(config, answer) != answer:
+            raise AnswersDiffer(_DIFFERS)
+
+    def _verify_inputs(self, problem: Problem, inputs: Inputs) -> None:
+        if checksum(inputs.q, inputs.k, inputs.v) != self._open[problem].checksums:
+            del self._open[problem]  # the next config gets fresh ones
             raise InputsChanged("its launch changed the inputs Q, K or V")
 
     def _warm(self, problem: Problem) -> None:
         """Warm the clocks with SDPA on the problem's inputs: a second of it after a pause."""
         if time.perf_counter() - self._last_launch > _IDLE_S:
-            self._timer.warm_clocks(sdpa_launch(problem, self._open[problem].inputs), _WARM_S)
+            inputs = self._at(problem).placements[0].inputs
+            self._timer.warm_clocks(sdpa_launch(problem, inputs), _WARM_S)
             self._last_launch = time.perf_counter()
 
     def _keep_warm(self, launch: Callable[[], None]) -> None:
@@ -193,11 +235,11 @@ class GpuWorker:
         if time.perf_counter() - self._last_launch > _IDLE_S:
             self._timer.warm_clocks(launch, _STILL_WARM_S)
 
-    def _launcher(self, problem: Problem, config: Config) -> Callable[[], None]:
-        now = self._open[problem]
-        causal, (o, lse) = problem.causal, now.outputs
-        q, k, v = now.inputs.q, now.inputs.k, now.inputs.v
-        return lambda: forward(self._kernel, self._jit_function, q, k, v, o, lse, causal, config)
+    def _launcher(self, problem: Problem, config: Config, place: _Placement) -> Callable[[], None]:
+        kernel, function, causal = self._kernel, self._jit_function, problem.causal
+        q, k, v = place.inputs.q, place.inputs.k, place.inputs.v
+        o, lse = place.o, place.lse
+        return lambda: forward(kernel, function, q, k, v, o, lse, causal, config)
 
     def _launch_guarded(self, now: _Open, config: Config) -> None:
         """One launch between the guards, into poisoned outputs, waited for."""
@@ -222,6 +264,7 @@ def serve(connection: Connection, kernel: Kernel) -> None:
                 clocks.sm_clock_mhz, clocks.power_w, clocks.temperature_c, clocks.throttle
             )
 
+        driver.active.get_current_device()  # builds Triton's own driver, if it is not in the cache
         timer = Timer(lambda: conditions().sm_clock_mhz)
         answer_calls(connection, GpuWorker(kernel, timer, conditions))
 
@@ -249,7 +292,7 @@ def failure(error: Exception) -> FlashtuneError | Checked:
         return error
     if isinstance(error, OutOfResources):
         return Checked(Status.OUT_OF_RESOURCES, _required_and_limit(error), None)
-    if isinstance(error, InputsChanged):
+    if isinstance(error, InputsChanged | AnswersDiffer):
         return Checked(Status.WRONG, str(error), None)
     first = (str(error).strip().splitlines() or [""])[0]
     return Checked(Status.CRASHED, f"{type(error).__name__}: {first}"[:300], None)

@@ -107,7 +107,7 @@ class FakeWorker:
         return self.samples(problem, config, launches), theirs
 
     def round(
-        self, problem: Problem, configs: Sequence[Config], launches: int
+        self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[dict[Config, tuple[float, ...]], Conditions]:
         for config in configs:
             self.act(config, "round")

@@ -31,6 +31,10 @@ class NoTimer:
         launch()
         return Timing(1.0, None, None, (1.0,), (0,), None, datetime.now(UTC))
 
+    def samples(self, launch: Callable[[], None], count: int) -> tuple[float, ...]:
+        launch()
+        return (1.0,) * count
+
     def in_turns(
         self, launches: list[Callable[[], None]], count: int
     ) -> tuple[tuple[float, ...], ...]:
@@ -103,10 +107,30 @@ def main() -> None:
             "repeat": repeated[1].failure,
             "look": looked[1],
             "timed": timed[0],
-            "timed_is_checked": torch.equal(opened.outputs[0], opened.guarded_outputs.o),
+            "timed_is_checked": torch.equal(opened.placements[0].o, opened.guarded_outputs.o),
         }
         print(json.dumps(record))
-    gpu._open[PROBLEM].inputs.k[0, 0, 3, 5] += 1  # as a kernel that stores astray would
+    first, *_, last = gpu._open[PROBLEM].placements
+    last.o.fill_(7.0)
+    assert not torch.equal(first.o, last.o)
+    calls = [("round", (PROBLEM, (CONFIG,), 2, turn)) for turn in range(5)]
+    line = Line(calls)
+    worker.answer_calls(line, gpu)
+    assert [word for word, _ in line.answers] == ["done"] * 5, line.answers
+    assert torch.equal(first.o, last.o)  # each copy had its turn
+
+    def flaky(*arguments: object) -> None:
+        launch(*arguments)
+        arguments[5][0, 0, 3, 5] += 1  # O, in this launch only
+
+    worker.forward = flaky
+    line = Line([("round", (PROBLEM, (CONFIG,), 2, 0)), ("time", (PROBLEM, CONFIG))])
+    worker.answer_calls(line, gpu)
+    for word, answer in line.answers:
+        print(json.dumps({"word": word, "reason": answer.reason}))
+
+    worker.forward = launch
+    first.inputs.k[0, 0, 3, 5] += 1  # as a kernel that stores astray would
     line = Line([("time", (PROBLEM, CONFIG)), ("time", (PROBLEM, CONFIG))])
     worker.answer_calls(line, gpu)
     for word, answer in line.answers:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import once, processes_with, shared_folder, stop_compile_pool, subprocess_env
 
-from flashtune.compiler import CompileJob, compile_all, specialisation
+from flashtune.compiler import CompileJob, compile_all, cpus_beside_launches, specialisation
 from flashtune.cubin import read_cubin
 from flashtune.kernels import KERNELS, find_kernel
 from flashtune.records import Compiled, Problem, Status
@@ -189,6 +189,20 @@ def test_a_second_compile_finds_the_first(
     for j in BATCH:
         assert again[j].seconds is None
         assert again[j] == replace(batch[j], seconds=None)
+
+
+def _where(job: CompileJob) -> Compiled:
+    return Compiled(job.config, reason=str(sorted(os.sched_getaffinity(0))))
+
+
+def test_workers_leave_a_cpu_to_the_launches(triton_cache: Path) -> None:
+    cpus = cpus_beside_launches()
+    if cpus is None:
+        pytest.skip("this machine has one CPU")
+    assert len(cpus) == len(os.sched_getaffinity(0)) - 1
+    ((_, compiled),) = compile_all(BATCH[:1], 1, _where, cpus=cpus)
+    stop_compile_pool()
+    assert compiled.reason == str(sorted(cpus))
 
 
 # Every way in which an argument's value changes what Triton compiles, or must not.

@@ -135,6 +135,10 @@ LAUNCH_FAULTS = {
         "        tl.store(Q_ptr + q_rows, q_rows.to(Q_ptr.dtype.element_ty))\n",
         "wrong", "changed the inputs",
     ),
+    "sometimes": (
+        "        q_rows += (tl.extra.cuda.globaltimer() // 1024 % 8 == 0).to(tl.int32)\n",
+        "wrong", "",
+    ),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def outcomes(kernel: str) -> list[dict[str, Any]]:
 
 
 def test_what_a_launch_raises_becomes_a_status_and_the_next_config_goes_on() -> None:
-    first, resources, crashed, last, changed, fresh = outcomes("v6_heads_first")
+    first, resources, crashed, last, *flaky, changed, fresh = outcomes("v6_heads_first")
     for sound in (first, last):
         assert sound == {
             "word": "done", "failure": None, "reason": None, "repeat": None,
@@ -37,6 +37,10 @@ def test_what_a_launch_raises_becomes_a_status_and_the_next_config_goes_on() -> 
     assert "262144" in resources["reason"] and "232448" in resources["reason"]
     assert (crashed["word"], crashed["failure"]) == ("failed", "crashed")
     assert crashed["reason"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    for differing in flaky:  # a round, and a timing by itself
+        assert differing["word"] == "failed"
+        assert differing["reason"] == "its answers differ from launch to launch on the same inputs"
+    assert len(flaky) == 2
     assert changed == {"word": "failed", "reason": "its launch changed the inputs Q, K or V"}
     assert fresh["word"] == "done"  # the next config gets fresh inputs
 
