@@ -24,6 +24,7 @@ from flashtune.gpu_process import GpuProcess
 from flashtune.kernels import DEFAULT_KERNEL, KERNELS
 from flashtune.race import judge, judge_pair
 from flashtune.records import Config, Problem, Status
+from flashtune.space import parse_config
 from flashtune.store import read
 
 LAUNCHES, FASTEST = 64, 4
@@ -33,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--yardstick", type=Path, nargs="*", default=[])
+    parser.add_argument("--autotuned", type=Path, help="JSON lines of triton_autotune.py")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -57,6 +59,14 @@ def main() -> None:
             fastest = sorted(shape["ms"], key=shape["ms"].get)[:FASTEST]
             chosen[problem].append((str(path), parse_config(fastest[0]), set()))
             wanted[problem] |= {parse_config(text) for text in fastest}
+
+    lines = asked.autotuned.read_text().splitlines() if asked.autotuned is not None else []
+    for number, line in enumerate(lines):
+        for shape, text in json.loads(line)["chosen"].items():
+            N, mask = shape.split()
+            (problem,) = (p for p in wanted if (p.N, p.causal) == (int(N), mask == "causal"))
+            chosen[problem].append((f"autotune {number}", parse_config(text), set()))
+            wanted[problem].add(parse_config(text))
 
     record = []
     with GpuProcess(KERNELS[DEFAULT_KERNEL]) as gpu:

@@ -21,9 +21,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from flashtune.children import children_without_ctrl_c
@@ -117,7 +118,7 @@ def compile_all(
                     return pool.submit(compile_one, job, scratch, how, cpus)
 
             lost: list[CompileJob] = []
-            yield from _until_it_breaks(submit, waiting, 2 * n_jobs, wanted, lost)
+            yield from _until_it_breaks(submit, waiting, n_jobs + n_jobs // 4 + 2, wanted, lost)
             # Behind those that never ran: one of the lost ones broke the pool.
             waiting.extend(lost)
             if not waiting:
@@ -230,13 +231,30 @@ def _rehearsed(kernel: Kernel, cc: int) -> Any:
 
     triton_key()  # hashes all of Triton, 2 s: remembered here, not once in every child
     jit_function = load_kernel(kernel).flash_fwd_kernel
-    # A call that stops short of compiling makes Triton import what it imports late (3.6: torch).
+    # A call that stops short of compiling makes Triton import what it imports late.
     triton.knobs.runtime.jit_cache_hook = lambda **_: True
     try:
-        jit_function.warmup(**_REHEARSAL, **config_arguments(Config(16, 16, 1, 1)), grid=(1,))
+        with _without_torch():
+            jit_function.warmup(**_REHEARSAL, **config_arguments(Config(16, 16, 1, 1)), grid=(1,))
     finally:  # a user's kernel may refuse the arguments; the next kernel's jobs must compile
         triton.knobs.runtime.jit_cache_hook = None
     return jit_function
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Triton before 3.9 imports torch to ask whether an argument is a tensor, which none is here:
+    2 to 4 s in each worker, all at the same time, before the first of them compiles."""
+    if "torch" in sys.modules:  # the kernel's own module needs it
+        yield
+        return
+    stand_in = ModuleType("torch")
+    stand_in.Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
+    sys.modules["torch"] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 class _TargetOnly:

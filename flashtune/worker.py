@@ -38,7 +38,7 @@ from flashtune.timing import Timer, sdpa_launch, time_sdpa
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_IDLE_S = 0.1  # after a pause as long as this the clocks have to be warmed again
+_IDLE_S = 0.25  # after a pause as long as this the clocks have to be warmed again
 _WARM_S, _STILL_WARM_S = 1.0, 0.1
 _REPEATS = 3  # launches of a finalist that must agree with themselves bit for bit
 _PLACEMENTS = 4

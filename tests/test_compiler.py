@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from conftest import once, processes_with, shared_folder, stop_compile_pool, subprocess_env
 
+from flashtune import compiler
 from flashtune.compiler import CompileJob, compile_all, cpus_beside_launches, specialisation
 from flashtune.cubin import read_cubin
 from flashtune.kernels import KERNELS, find_kernel
@@ -189,6 +190,17 @@ def test_a_second_compile_finds_the_first(
     for j in BATCH:
         assert again[j].seconds is None
         assert again[j] == replace(batch[j], seconds=None)
+
+
+def _compile_and_tell(job: CompileJob) -> Compiled:
+    return replace(compiler._compile(job), reason=str("torch" in sys.modules))
+
+
+def test_a_worker_never_loads_torch(triton_cache: Path) -> None:
+    ((_, compiled),) = compile_all(BATCH[:1], 1, _compile_and_tell)
+    stop_compile_pool()
+    assert compiled.failure is None and compiled.regs
+    assert compiled.reason == "False"
 
 
 def _where(job: CompileJob) -> Compiled:
