@@ -118,7 +118,7 @@ def compile_all(
                     return pool.submit(compile_one, job, scratch, how, cpus)
 
             lost: list[CompileJob] = []
-            yield from _until_it_breaks(submit, waiting, n_jobs + n_jobs // 4 + 2, wanted, lost)
+            yield from _until_it_breaks(submit, waiting, 2 * n_jobs, wanted, lost)
             # Behind those that never ran: one of the lost ones broke the pool.
             waiting.extend(lost)
             if not waiting:

@@ -6,10 +6,11 @@ recorded samples. Two stages:
     look    each config once, a few launches, with the best so far launched beside it. Out
             (``screened``) when its fastest launch is still ``LOOK_FACTOR`` times the best's median.
     final   the rest in interleaved rounds of growing length. Differences are taken within a round,
-            so that what changes between rounds (clocks, temperature) is in none of them. Out when
-            it is slower than the leader with ``CONFIDENCE``; equal when it is behind by no more
-            than ``EQUAL`` with that confidence. The race ends when every config left is one or the
-            other, or after ``MOST_ROUNDS``.
+            so that what changes between rounds (clocks, temperature) is in none of them. Equal
+            when behind the leader by no more than ``EQUAL`` with ``CONFIDENCE``; out when slower
+            with that confidence, and by more than ``EQUAL`` as far as one can tell: what is in
+            between goes on, so that it is the same tomorrow. The race ends when every config left
+            is equal, or after ``MOST_ROUNDS``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ EQUAL = 0.005
 FIRST_LAUNCHES = 8
 DOUBLE_EVERY = 4  # rounds
 MOST_LAUNCHES = 128
+BLOCK_MS = 20.0
+"""A config's launches in one round take about this at most: in longer ones the card changes its
+clock between two configs, and the rounds of two 1.5 ms kernels differ by more than the kernels."""
 MOST_ROUNDS = 40
 _FEWEST_ROUNDS = 4  # before anything is decided
 
@@ -73,6 +77,11 @@ class Standing:
     def equal(self) -> bool:
         """Shown to be no more than ``EQUAL`` behind."""
         return self.at_most <= EQUAL
+
+    @property
+    def slower(self) -> bool:
+        """Shown to be behind, and probably by more than ``EQUAL``."""
+        return self.at_least > 0 and self.behind > EQUAL
 
 
 @dataclass(frozen=True)
@@ -134,18 +143,21 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
     rounds: list[Mapping[Config, Samples]] = []
     left, out_after = list(configs), dict[Config, int]()
     while len(left) > 1 and len(rounds) < MOST_ROUNDS:
-        launches = FIRST_LAUNCHES * 2 ** (len(rounds) // DOUBLE_EVERY)
+        launches = min(FIRST_LAUNCHES * 2 ** (len(rounds) // DOUBLE_EVERY), MOST_LAUNCHES)
+        if rounds:
+            fastest = min(median(samples) for samples in rounds[-1].values())
+            launches = min(launches, max(FIRST_LAUNCHES, int(BLOCK_MS / fastest)))
         mixed = list(left)
         rng.shuffle(mixed)
-        rounds.append(track.round(mixed, min(launches, MOST_LAUNCHES)))
+        rounds.append(track.round(mixed, launches))
         if len(rounds) < _FEWEST_ROUNDS:
             continue
         _, standings = judge(rounds, left)
         for standing in standings:
-            if standing.at_least > 0:
+            if standing.slower:
                 left.remove(standing.config)
                 out_after[standing.config] = len(rounds)
-        if all(s.equal or s.at_least > 0 for s in standings):
+        if all(s.equal or s.slower for s in standings):
             break
     if len(left) == 1 and not rounds:  # nobody to compare with: still a measurement
         rounds.append(track.round(left, MOST_LAUNCHES))

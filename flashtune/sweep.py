@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from flashtune.budget import BudgetLine
 from flashtune.compiler import CompileJob, compile_all, cpus_beside_launches, specialisation
 from flashtune.doubts import doubts, quiet_card
-from flashtune.driver import other_processes
 from flashtune.gpu import GpuSpec
 from flashtune.gpu_process import GpuProcess
 from flashtune.hope import GIVEN_UP
@@ -57,8 +56,8 @@ class SweepRequest:
     retry_failed: bool
     command: str
     exhaustive: bool = False  # time every config by itself, as the articles do, and race none
-    start_gpu: Callable[[Kernel], GpuProcess] = GpuProcess
-    others: Callable[[], tuple[int, ...] | None] = other_processes
+    gpu_process: GpuProcess | None = None  # None: nothing is timed
+    others: tuple[int, ...] | None = None  # processes that were on the card before ours
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,9 @@ def run(request: SweepRequest, emit: Emit) -> SweepResult:
     with SweepStore.open(path, here, info, fresh=request.fresh) as store:
         sweep = _Sweep(request, store, run_id, emit)
         sweep.write_predicted()
-        if request.gpu.present:
-            sweep.measure()
+        if request.gpu_process is not None:
+            with request.gpu_process as gpu:
+                sweep.measure(gpu)
         else:
             sweep.compile_only()
         file = store.finish()
@@ -170,28 +170,27 @@ class _Sweep:
                 status = Status.COMPILED if reason is None else Status.WRONG
                 self.store.add(self._row(plan, config, status, reason, compiled))
 
-    def measure(self) -> None:
+    def measure(self, gpu: GpuProcess) -> None:
         """Compile, check and time on the card: race the configs, or time all of them."""
         todo = self._todo()
         if not todo:
             return
         from flashtune.measure import ProblemRun  # what it needs is slow to load
 
-        for text in quiet_card(self.request.others()):
+        for text in quiet_card(self.request.others):
             self._say(text)
-        with self.request.start_gpu(self.request.kernel) as gpu:
-            plans = {plan.problem: plan for plan, _ in todo}
-            runs = {
-                problem: ProblemRun(
-                    gpu, plan, partial(self._row_of, plan), self.store.verdict_for(problem)
-                )
-                for problem, plan in plans.items()
-            }
-            gpu.prepare(runs)
-            if self.request.exhaustive:
-                self._time_all(gpu, runs, todo)
-            else:
-                self._race(runs, todo)
+        plans = {plan.problem: plan for plan, _ in todo}
+        gpu.prepare(plans)
+        runs = {
+            problem: ProblemRun(
+                gpu, plan, partial(self._row_of, plan), self.store.verdict_for(problem)
+            )
+            for problem, plan in plans.items()
+        }
+        if self.request.exhaustive:
+            self._time_all(gpu, runs, todo)
+        else:
+            self._race(runs, todo)
 
     def _time_all(
         self,
@@ -325,7 +324,7 @@ class _Sweep:
             return False
 
         n_jobs = self.request.n_jobs
-        cpus = cpus_beside_launches() if self.request.gpu.present else None
+        cpus = cpus_beside_launches() if self.request.gpu_process is not None else None
         for job, compiled in compile_all(list(jobs), n_jobs, wanted=still_wanted, cpus=cpus):
             key, plans = jobs[job]
             if compiled.failure is None and compiled.seconds is None:

@@ -70,8 +70,8 @@ def sweep(
     ]
     request = SweepRequest(
         plans=tuple(plans), kernel=V6, gpu=H200, out=folder / "sweeps", n_jobs=2, fresh=False,
-        retry_failed=False, command="flashtune sweep", exhaustive=exhaustive, start_gpu=start,
-        others=lambda: (),
+        retry_failed=False, command="flashtune sweep", exhaustive=exhaustive,
+        gpu_process=start(V6), others=(),
     )  # fmt: skip
     return run(request, emit)
 

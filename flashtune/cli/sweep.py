@@ -90,7 +90,9 @@ def command(
       flashtune sweep --gpu rtx-4090 --D 128 --dry-run
     """
     from flashtune.cli.render import print_plan, write_json
+    from flashtune.driver import other_processes
     from flashtune.gpu import target_gpu
+    from flashtune.gpu_process import GpuProcess
     from flashtune.kernels import find_kernel
     from flashtune.plan import TOP_WITHOUT_GPU, plan_problem
     from flashtune.space import load_space
@@ -101,6 +103,10 @@ def command(
         raise FlashtuneError(f"--top {top}: at least one config must be tried", "Try --top 40.")
     asked = problems(n, n_k, b, h, h_kv, d, dtype, causal, both)
     configs, chosen, card = load_space(space), find_kernel(kernel), target_gpu(gpu)
+    timing = card.present and not dry_run
+    others = other_processes() if timing else None
+    # Before all else: it takes seconds to start, while what follows is loaded and planned.
+    gpu_process = GpuProcess(chosen) if timing else None
     if top is None and not card.present and not exhaustive:
         top = TOP_WITHOUT_GPU
     version = triton_version()
@@ -128,6 +134,8 @@ def command(
         fresh=fresh,
         retry_failed=retry_failed,
         exhaustive=exhaustive,
+        gpu_process=gpu_process,
+        others=others,
         command=shlex.join(["flashtune", *sys.argv[1:]]),
     )
     _run(request, as_json, quiet, verbose)
