@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from flashtune.hope import FEWEST, Hope
 from flashtune.race import (
+    BLOCK_MS,
     EQUAL,
     LOOK_LAUNCHES,
+    MOST_LAUNCHES,
     MOST_ROUNDS,
     Final,
     Looks,
@@ -95,6 +97,21 @@ def test_what_is_shown_equal_is_close_and_the_race_ends() -> None:
     for round_ in result.rounds:  # who has left is not launched any more
         assert set(round_) >= {config(0), config(1)}
     assert set(result.rounds[-1]) == {config(0), config(1)}
+
+
+def test_who_is_a_third_of_a_percent_behind_is_equal_every_time() -> None:
+    """Told apart or not, it must not be out today and equal tomorrow."""
+    ends = [raced([1.0, 1.003], 0.003, seed) for seed in range(100)]
+    assert sum([tie.equal for tie in end.ties] == [True] for end in ends) >= 95
+
+
+def test_long_kernels_take_short_blocks() -> None:
+    """So that the card's clock has no time to change between two configs of a round."""
+    rounds = raced([1.5, 1.503], 0.01, 1).rounds
+    assert len(rounds) > 4
+    assert {len(samples) for r in rounds for samples in r.values()} <= {8, int(BLOCK_MS / 1.5)}
+    short = raced([0.1, 0.1001], 0.02, 1).rounds
+    assert max(len(samples) for r in short for samples in r.values()) == MOST_LAUNCHES
 
 
 def test_one_finalist_is_measured_all_the_same() -> None:
