@@ -41,6 +41,7 @@ ROOMS = {
     "gpu": Room("config_files driver errors records"),
     "provenance": Room("gpu results versions"),
     "space": Room("config_files errors records"),
+    "shapes": Room("config_files errors records"),
     "allocator": Room(),
     "tensor_cores": Room("gpu records"),
     "shared": Room("allocator gpu kernels records tensor_cores"),
