@@ -59,26 +59,31 @@ class KernelUnderTest:
     entry: Entry
     config: Config | None = None
     ms: list[float] = field(default_factory=list)
-    failures: list[tuple[Config, Checked]] = field(default_factory=list)
-    max_abs_err: float | None = None
+    checked: dict[Config, Checked] = field(default_factory=dict)
 
     def finished(self) -> KernelRuns:
         status, reason = self._why_not() if self.config is None else (None, None)
+        shown = self.config or next(iter(self.checked), None)
+        check = None if shown is None else self.checked[shown].check
         return KernelRuns(
             entry=self.entry,
             config=self.config,
             ms=tuple(self.ms),
             failure=status,
             reason=reason,
-            left_out=tuple(f"{config}: {seen.reason}" for config, seen in self.failures),
-            max_abs_err=self.max_abs_err,
+            left_out=tuple(
+                f"{config}: {seen.reason}"
+                for config, seen in self.checked.items()
+                if seen.failure is not None
+            ),
+            max_abs_err=None if check is None else check.max_abs_err,
         )
 
     def _why_not(self) -> tuple[Status, str]:
         """Nothing ran: the first config's failure, or that the budget knows of none."""
-        if not self.failures:
-            return Status.PRUNED, "no config of the space can launch on this card"
-        config, seen = self.failures[0]
+        if not self.checked:
+            return Status.PRUNED, "the budget keeps no config of the space on this card"
+        config, seen = next(iter(self.checked.items()))
         return seen.failure or Status.CRASHED, f"{config}: {seen.reason}"
 
 
@@ -228,11 +233,12 @@ def _prepare(
     """Check every config of every entry, choose where there are several, ask SDPA's backends."""
     inputs = random_inputs(problem, "cuda")
     kernels = [KernelUnderTest(entry) for entry in entries]
-    right = _check_all(problem, inputs, kernels, refused)
-    for kernel, configs in zip(kernels, right, strict=True):
-        if len(configs) > 1:
-            configs = [_fastest(timer, problem, inputs, kernel.entry.kernel, configs)]
-        kernel.config = configs[0] if configs else None
+    _check_all(problem, inputs, kernels, refused)
+    for kernel in kernels:
+        right = [config for config, seen in kernel.checked.items() if seen.failure is None]
+        if len(right) > 1:
+            right = [_fastest(timer, problem, inputs, kernel.entry.kernel, right)]
+        kernel.config = right[0] if right else None
     launch = sdpa_launch(problem, inputs)
     refusals = {backend: refusal(backend, launch) for backend in SDPA_BACKENDS}
     return ShapeUnderTest(problem, kernels, refusals, {name: [] for name in refusals}, clocks)
@@ -240,26 +246,17 @@ def _prepare(
 
 def _check_all(
     problem: Problem, inputs: Inputs, kernels: Sequence[KernelUnderTest], refused: Refused
-) -> list[list[Config]]:
-    """For each kernel the configs that answer right; failures are kept with the kernel."""
+) -> None:
+    """One launch of each config that compiled; the references are let go before any is timed."""
     guard = _Guard(problem, inputs)
-    right: list[list[Config]] = []
     for kernel in kernels:
-        passed = []
         for config in kernel.entry.configs:
             compiled = refused.get((kernel.entry.kernel, specialisation(problem), config))
-            if compiled is not None:
-                seen = Checked(compiled.failure, compiled.reason, None)
-            else:
-                seen = guard.check(kernel.entry, config)
-            if seen.failure is None:
-                passed.append(config)
-            else:
-                kernel.failures.append((config, seen))
-            if seen.check is not None and kernel.max_abs_err is None:
-                kernel.max_abs_err = seen.check.max_abs_err
-        right.append(passed)
-    return right
+            kernel.checked[config] = (
+                guard.check(kernel.entry, config)
+                if compiled is None
+                else Checked(compiled.failure, compiled.reason, None)
+            )
 
 
 class _Guard:

@@ -35,6 +35,7 @@ SDPA_BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+_REFUSES = ("No available kernel", "No viable backend")  # torch's words, on a GPU and on a CPU
 _RIVALS = ("flash", "cudnn")  # what a sweep times; the third is slower wherever flash will do
 
 Samples = tuple[float, ...]
@@ -166,7 +167,7 @@ def refusal(backend: str, launch: Callable[[], None]) -> str | None:
             forced(backend, launch)()
             torch.cuda.synchronize()
         except RuntimeError as error:
-            if "No available kernel" not in str(error):
+            if not any(words in str(error) for words in _REFUSES):
                 raise
             why = [str(w.message).split(" (Triggered")[0] for w in said]
             return "; ".join([str(error).splitlines()[0], *why])[:300]

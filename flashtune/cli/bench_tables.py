@@ -48,7 +48,9 @@ def bench_page(bench: Bench) -> Page:
 
 def _caption(bench: Bench, axes: Sequence[str]) -> str:
     p, first = bench.provenance, bench.shapes[0].problem
-    same = [axis for axis in ("B", "H", "H_kv", "D") if axis not in axes]
+    grouped = any(shape.problem.H != shape.problem.H_kv for shape in bench.shapes)
+    names = ("B", "H", "H_kv", "D") if grouped else ("B", "H", "D")
+    same = [name for name in names if name not in axes]
     shape = ", ".join([first.dtype, *(f"{axis}={getattr(first, axis)}" for axis in same)])
     versions = [f"driver {p.driver}", f"torch {p.torch}", f"Triton {p.triton}"]
     if bench.cudnn is not None:
@@ -139,15 +141,17 @@ def _share(share: float | None) -> str:
 
 
 def _axes(problems: Sequence[Problem]) -> list[str]:
-    """N, and what else differs between the problems."""
-    names = ("B", "H", "H_kv", "N", "N_k", "D")
-    differ = {name for name in names if len({getattr(p, name) for p in problems}) > 1}
-    if all(p.N == p.N_k for p in problems):
-        differ.discard("N_k")
-    if all(p.H == p.H_kv for p in problems):
-        differ.discard("H_kv")
-    keep = differ | {"N"} | ({"N_k"} if any(p.N != p.N_k for p in problems) else set())
-    return [name for name in names if name in keep]
+    """N, and what else differs between the problems; H_kv and N_k only where they are not H and
+    N."""
+
+    def shown(name: str) -> bool:
+        if name == "N_k":
+            return any(p.N != p.N_k for p in problems)
+        if name == "H_kv" and all(p.H == p.H_kv for p in problems):
+            return False
+        return name == "N" or len({getattr(p, name) for p in problems}) > 1
+
+    return [name for name in ("B", "H", "H_kv", "N", "N_k", "D") if shown(name)]
 
 
 def _problem_cells(problem: Problem, axes: Sequence[str]) -> list[str]:
