@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -215,7 +217,7 @@ def _compile(plan: Plan, cc: int, stage: Stage) -> Refused:
 
 @contextmanager
 def _in_memory(problem: Problem) -> Iterator[None]:
-    """Raise FlashtuneError where ``problem`` does not fit; what it took is free afterwards."""
+    """Raise FlashtuneError where ``problem`` does not fit; give back what it took when it did."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -223,8 +225,7 @@ def _in_memory(problem: Problem) -> Iterator[None]:
             f"{problem}: the card's memory is too small ({str(error).splitlines()[0]})",
             "Choose a smaller --B, --H or --N.",
         ) from error
-    finally:
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # not after an error: it would raise another in a lost context
 
 
 def _prepare(
@@ -304,6 +305,12 @@ def _failed(error: Exception, entry: Entry, config: Config, problem: Problem) ->
     return seen
 
 
+@cache
+def _jit_function(kernel: Kernel) -> Any:
+    """A user's file would be run again, and its launches looked up anew, each time it is loaded."""
+    return load_kernel(kernel).flash_fwd_kernel
+
+
 def launcher(
     problem: Problem,
     kernel: Kernel,
@@ -313,7 +320,7 @@ def launcher(
     lse: torch.Tensor,
 ) -> Launch:
     """A call that launches ``kernel`` once: fills ``o`` (like Q) and ``lse`` (B, H, N; fp32)."""
-    function = load_kernel(kernel).flash_fwd_kernel
+    function = _jit_function(kernel)
     q, k, v = _tensors(inputs)
     return lambda: forward(kernel, function, q, k, v, o, lse, problem.causal, config)
 

@@ -115,7 +115,7 @@ LIGHT = [
     "space", "tensor_cores", "allocator", "shared", "registers", "budget",
     "machine", "operations", "cost", "explain", "plan", "kernels", "kernels.launch",
     "compiler", "sweep",
-    "parquet", "store", "export",
+    "parquet", "store", "export", "shapes", "roofline",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}
 
