@@ -30,11 +30,13 @@ SAMPLE_MS = 30.0
 _LEAD_IN = 3  # launches before the first sample
 _MOST_FLUSHES = 64
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
-_SDPA_BACKENDS = {
+SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-
+_REFUSES = ("No available kernel", "No viable backend")  # torch's words, on a GPU and on a CPU
+_RIVALS = ("flash", "cudnn")  # what a sweep times; the third is slower wherever flash will do
 
 Samples = tuple[float, ...]
 
@@ -144,20 +146,39 @@ def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:
 
 
 def time_sdpa(timer: Timer, problem: Problem, inputs: Inputs) -> list[SdpaTiming]:
-    """Each forced SDPA backend on the problem's own inputs; a refusal is a reason, not a time."""
-    launch = sdpa_launch(problem, inputs)
-    return [_time_backend(timer, name, launch) for name in _SDPA_BACKENDS]
+    """SDPA's flash and cuDNN backends, each forced, on the problem's own inputs; a refusal is a
+    reason, not a time."""
+    timings = []
+    for backend in _RIVALS:
+        launch = sdpa_launch(problem, inputs)
+        reason = refusal(backend, launch)
+        with sdpa_kernel([SDPA_BACKENDS[backend]]):
+            ms = timer.time(launch).ms if reason is None else None
+        timings.append(SdpaTiming(backend, ms, reason))
+    return timings
 
 
-def _time_backend(timer: Timer, name: str, launch: Callable[[], None]) -> SdpaTiming:
-    with warnings.catch_warnings(record=True) as said, sdpa_kernel([_SDPA_BACKENDS[name]]):
+def refusal(backend: str, launch: Callable[[], None]) -> str | None:
+    """Why SDPA's ``backend``, a key of SDPA_BACKENDS, does not take what ``launch`` calls it with;
+    None when it does. Raises what else the call raises."""
+    with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")  # torch warns why a backend refuses, then raises
         try:
-            launch()
+            forced(backend, launch)()
             torch.cuda.synchronize()
         except RuntimeError as error:
-            if "No available kernel" not in str(error):
+            if not any(words in str(error) for words in _REFUSES):
                 raise
             why = [str(w.message).split(" (Triggered")[0] for w in said]
-            return SdpaTiming(name, None, "; ".join([str(error).splitlines()[0], *why])[:300])
-        return SdpaTiming(name, timer.time(launch).ms, None)
+            return "; ".join([str(error).splitlines()[0], *why])[:300]
+    return None
+
+
+def forced(backend: str, launch: Callable[[], None]) -> Callable[[], None]:
+    """``launch`` with SDPA's ``backend`` chosen for each call, so that calls can take turns."""
+
+    def launch_forced() -> None:
+        with sdpa_kernel([SDPA_BACKENDS[backend]]):
+            launch()
+
+    return launch_forced

@@ -21,7 +21,7 @@ from command_line import TARGET, CommandLine
 
 from flashtune.store import find, read
 
-COMMANDS = ("sweep", "budget", "export-autotune", "env")
+COMMANDS = ("sweep", "budget", "export-autotune", "bench", "env")
 HEAVY = ("torch", "triton", "pandas", "pyarrow", "joblib")
 SMALL = "64x32x4x3 32x32x2x2"
 RESULTS = "rtx-4070-super_v6_heads_first_bf16_D64_unmeasured.parquet"
@@ -94,6 +94,18 @@ def assert_two_lines(done: subprocess.CompletedProcess[str], first: str, second:
         ("sweep --dtype int4", "--dtype 'int4'", "bf16.*fp16.*fp32"),
         ("sweep --space artcle", "--space 'artcle'", "article"),
         ("sweep --space nowhere.toml", "nowhere.toml", "path"),
+        ("bench --runs 0", "--runs 0", "--runs 5"),
+        ("bench --N 0", "--N 0", "1 to"),
+        ("bench --shapes llama", "--shapes 'llama'", "llama-3-8b.*whisper"),
+        ("bench --shapes whisper --B 0", "--B 0", "1 to"),
+        ("bench --shapes whisper --N 512", "--shapes whisper and --N", "Leave out --N"),
+        ("bench --shapes whisper --both", "--shapes whisper and --both", "Leave out --both"),
+        ("bench --roofline --kernels v6", "--kernels: 'v6'", "v6_heads_first"),
+        ("bench --roofline --sweeps nowhere", "--sweeps nowhere", "--sweeps"),
+        ("bench --json --markdown", "--markdown and --json", "--out"),
+        ("bench --out nowhere/bench.json", "nowhere/bench.json", "folder"),
+        ("bench --out small.toml", "small.toml exists", "--force"),
+        ("bench --gpu voodoo", "'voodoo'", "Known: .*h200"),
         ("export-autotune configs.py", "sweeps", "flashtune sweep"),
         ("export-autotune configs.py --from nowhere", "nowhere", "flashtune sweep"),
         ("export-autotune configs.py --param-names BLOCK_M", "--param-names.*BLOCK_M", "BLOCK_M"),
@@ -331,6 +343,8 @@ def test_every_example_of_the_help_runs(swept: CommandLine, command: str) -> Non
         args = shlex.split(example)
         if command == "sweep" and "--dry-run" not in args:
             args.append("--dry-run")
+        if command == "bench":
+            args += ["--roofline", *TARGET]  # for a card that is not here nothing is timed
         if command == "export-autotune":
             (swept.folder / "configs.py").unlink(missing_ok=True)
         done = swept.run(*args)
@@ -372,6 +386,7 @@ def test_a_closed_pipe_is_silent(cli: CommandLine, args: str) -> None:
         "budget 64x32x4x3 128x128x8x4 --json",
         "sweep --both --dry-run",
         "sweep --dry-run --json",
+        "bench --help",
     ],
 )
 def test_a_quick_answer_imports_nothing_heavy(cli: CommandLine, args: str) -> None:
@@ -437,6 +452,40 @@ def test_predicted_and_compiled_shared_bytes_agree(cli: CommandLine) -> None:
     for budget in budgets(cli, *SMALL.split(), "--compile").values():
         assert budget["compiled"]["shared"] == budget["shared"]
         assert budget["compiled"]["regs"] > 0 and budget["compiled"]["failure"] is None
+
+
+# -- bench
+
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.mark.parametrize("args", ["", "--shapes whisper", "--json --out bench.json"])
+def test_a_bench_without_a_gpu_says_what_is_missing(cli: CommandLine, args: str) -> None:
+    done = cli.run("bench", *args.split(), env=NO_GPU)
+    assert_two_lines(done, "Nothing can be timed: no NVIDIA GPU", "--roofline.*flashtune budget")
+    assert not (cli.folder / "bench.json").exists()
+
+
+def test_the_roofline_needs_no_gpu(cli: CommandLine) -> None:
+    args = ("bench", "--roofline", "--shapes", "stable-diffusion", *TARGET)
+    done = cli.run(*args, "--kernels", "v6_heads_first", "--json", "--out", "bench.json")
+    assert done.returncode == 0 and done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document == json.loads((cli.folder / "bench.json").read_text())
+    assert document["schema_version"] == 1 and not document["measured"]
+    assert document["shapes"] is document["ceilings"] is None
+    assert not document["roofline"]["roofs"]["measured"]
+    first, second = document["roofline"]["shapes"]
+    assert [r["problem"]["D"] for r in (first, second)] == [40, 80]
+    assert first["needed"] == 4 * 4 * 8 * 4096**2 * 40
+    assert first["executed"] > first["needed"]  # D = 40 is padded to 64
+
+    assert_two_lines(cli.run(*args, "--out", "bench.json"), "bench.json exists", "--force")
+    again = cli.run(*args, "--markdown", "--out", "bench.json", "--force")
+    assert again.returncode == 0
+    assert again.stdout.startswith("Roofline of GeForce RTX 4070 SUPER, bf16\n\n| N | D | mask |")
+    assert "not measured" in again.stdout
 
 
 # -- stdout and stderr

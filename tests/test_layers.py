@@ -41,6 +41,7 @@ ROOMS = {
     "gpu": Room("config_files driver errors records"),
     "provenance": Room("gpu results versions"),
     "space": Room("config_files errors records"),
+    "shapes": Room("config_files errors records"),
     "allocator": Room(),
     "tensor_cores": Room("gpu records"),
     "shared": Room("allocator gpu kernels records tensor_cores"),
@@ -92,9 +93,19 @@ ROOMS = {
         "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter"
         " kernels measure plan provenance recommend records results shortlist space stats store"
     ),
+    "entries": Room("errors gpu kernels plan recommend records results space store"),
+    "roofline": Room("gpu kernels machine operations records"),
+    "bench": Room("entries operations records results stats"),
+    "ceilings": Room("bench check driver timing", third="torch"),
+    "bench_on_gpu": Room(
+        "bench ceilings check compiler driver entries errors gpu kernels kernels.launch provenance"
+        " records results stats timing worker",
+        third="torch",
+    ),
     "cli": Room(),
     "cli.render": Room(EVERYTHING, third="rich"),
     "cli.audit_tables": Room(EVERYTHING, third="rich"),
+    "cli.bench_tables": Room(EVERYTHING, third="rich"),
 }
 CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 
@@ -104,7 +115,7 @@ LIGHT = [
     "space", "tensor_cores", "allocator", "shared", "registers", "budget",
     "machine", "operations", "cost", "explain", "plan", "kernels", "kernels.launch",
     "compiler", "sweep",
-    "parquet", "store", "export",
+    "parquet", "store", "export", "shapes", "roofline",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}
 
@@ -242,6 +253,7 @@ def test_loading_a_light_module_loads_nothing_slow(name: str) -> None:
         ["sweep", "--help"],
         ["budget", "64x32x4x3", "16x16x4x3", "--gpu", "h200"],
         ["sweep", "--N", "4096", "--causal", "--dry-run", "--gpu", "rtx-4070-super"],
+        ["bench", "--help"],
     ],
     ids=" ".join,
 )

@@ -14,7 +14,7 @@ def command_line(asked: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="flashtune",
-        help="Tune Triton FlashAttention-2 kernels: budget, sweep, export.",
+        help="Tune Triton FlashAttention-2 kernels: budget, sweep, export, bench.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -24,6 +24,7 @@ def command_line(asked: str | None = None) -> typer.Typer:
         "sweep": _add_sweep,
         "budget": _add_budget,
         "export-autotune": _add_export_autotune,
+        "bench": _add_bench,
         "env": _add_env,
         "audit": _add_audit,
     }
@@ -49,6 +50,12 @@ def _add_export_autotune(app: typer.Typer) -> None:
     from flashtune.cli import export_autotune
 
     app.command("export-autotune")(export_autotune.command)
+
+
+def _add_bench(app: typer.Typer) -> None:
+    from flashtune.cli import bench
+
+    app.command("bench")(bench.command)
 
 
 def _add_env(app: typer.Typer) -> None:

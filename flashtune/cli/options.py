@@ -86,6 +86,18 @@ def problems(
     ]
 
 
+def shape_problems(name: str, batch: int, dtype: str) -> list[Problem]:
+    """The problems of a set of configs/shapes.toml.
+
+    Raises FlashtuneError naming the option or the set, and what it takes.
+    """
+    from flashtune.shapes import load_shapes
+
+    _check_dtype(dtype)
+    _whole("--B", batch)
+    return load_shapes(name, batch, dtype)
+
+
 def _lengths(text: str) -> list[int]:
     found = []
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""Tables, progress and JSON. With audit_tables.py, the only place that knows rich."""
+"""Tables, progress and JSON. With audit_tables.py and bench_tables.py, all that knows rich."""
 
 from __future__ import annotations
 
@@ -48,8 +48,13 @@ def _err() -> Console:
 
 
 def write_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout; a number that is not finite becomes null."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, default=str) + "\n")
+    """One JSON document on stdout."""
+    sys.stdout.write(json_text(document))
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """A JSON document; a number that is not finite becomes null."""
+    return json.dumps(_finite(document), indent=2, default=str) + "\n"
 
 
 def _finite(value: Any) -> Any:
