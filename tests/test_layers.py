@@ -57,6 +57,8 @@ ROOMS = {
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
     "kernels.v0_baseline": Room("kernels.tiles", third="triton"),
+    "kernels.v3_causal_skip": Room("kernels.tiles", third="triton"),
+    "kernels.v4_exp2": Room("kernels.tiles", third="triton"),
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
     "cubin": Room(),
     "doubts": Room("results"),

@@ -35,6 +35,22 @@ KERNELS = {
             skips_causal_tiles=False,
         ),
         Kernel(
+            "v3_causal_skip",
+            _HERE / "v3_causal_skip.py",
+            "causal tile-skipping, a mask on the diagonal tiles only, exp",
+            heads_first=False,
+            key_loops=2,
+            skips_causal_tiles=True,
+        ),
+        Kernel(
+            "v4_exp2",
+            _HERE / "v4_exp2.py",
+            "causal tile-skipping, exp2",
+            heads_first=False,
+            key_loops=2,
+            skips_causal_tiles=True,
+        ),
+        Kernel(
             "v6_heads_first",
             _HERE / "v6_heads_first.py",
             "causal tile-skipping, exp2, heads on grid axis 0",
