@@ -45,7 +45,10 @@ ROOMS = {
     "tensor_cores": Room("gpu records"),
     "shared": Room("allocator gpu kernels records tensor_cores"),
     "registers": Room("kernels records tensor_cores"),
-    "budget": Room("gpu kernels records registers shared tensor_cores"),
+    "ladder": Room("records"),
+    "tuned": Room("config_files errors records results space"),
+    "choose": Room("budget cost errors gpu kernels ladder records space tuned"),
+    "budget": Room("gpu kernels kernels.launch records registers shared tensor_cores"),
     "machine": Room("gpu"),
     "operations": Room("gpu kernels records tensor_cores"),
     "cost": Room("budget gpu kernels machine operations records tensor_cores"),
@@ -53,7 +56,7 @@ ROOMS = {
     "plan": Room("budget cost gpu kernels records"),
     "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
     "audit_model": Room("budget calibrate cost errors kernels machine recorded records results"),
-    "kernels": Room("errors records"),
+    "kernels": Room("errors ladder records"),
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
     "kernels.v0_baseline": Room("kernels.tiles", third="triton"),
@@ -104,8 +107,8 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 LIGHT = [
     "records", "results", "errors", "config_files", "driver", "gpu", "versions", "provenance",
     "space", "tensor_cores", "allocator", "shared", "registers", "budget",
-    "machine", "operations", "cost", "explain", "plan", "kernels", "kernels.launch",
-    "compiler", "sweep",
+    "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
+    "kernels", "kernels.launch", "compiler", "sweep",
     "parquet", "store", "export",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}
