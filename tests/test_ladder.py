@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtune import tuned
@@ -130,6 +130,7 @@ def test_a_tuned_step_has_its_shape_s_winner_first() -> None:
         assert {first, *rest} == {str(c) for c in (winner, *recorded.configs)}
 
 
+@settings(deadline=None)
 @given(
     N=st.integers(1, 10**5), N_k=st.integers(1, 10**5), causal=st.booleans(),
     gpu=st.sampled_from([ADA, H200]),
@@ -240,6 +241,7 @@ def lists(draw: st.DrawFn) -> TunedList:
     return TunedList(draw(texts), draw(texts), dtype, D, draw(texts), tuple(listed), tuple(winners))
 
 
+@settings(deadline=None)
 @given(made=lists())
 def test_a_list_comes_back_from_its_file(
     made: TunedList, tmp_path_factory: pytest.TempPathFactory

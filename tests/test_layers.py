@@ -30,7 +30,7 @@ EVERYTHING = "*"
 
 # `kernels` is the table of kernels, which imports neither torch nor triton.
 ROOMS = {
-    "__init__": Room(),
+    "__init__": Room("functional"),
     "__main__": Room("cli.app"),
     "records": Room(),
     "results": Room("records"),
@@ -53,6 +53,12 @@ ROOMS = {
     "operations": Room("gpu kernels records tensor_cores"),
     "cost": Room("budget gpu kernels machine operations records tensor_cores"),
     "explain": Room("budget cost gpu kernels records shared"),
+    "functional": Room(
+        "choose errors gpu kernels kernels.launch ladder records space versions",
+        third="torch",
+        third_inside="triton",
+    ),
+    "reference": Room(third="torch"),
     "plan": Room("budget cost gpu kernels records"),
     "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
     "audit_model": Room("budget calibrate cost errors kernels machine recorded records results"),
@@ -105,8 +111,8 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
-    "records", "results", "errors", "config_files", "driver", "gpu", "versions", "provenance",
-    "space", "tensor_cores", "allocator", "shared", "registers", "budget",
+    "__init__", "records", "results", "errors", "config_files", "driver", "gpu", "versions",
+    "provenance", "space", "tensor_cores", "allocator", "shared", "registers", "budget",
     "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
     "kernels", "kernels.launch", "compiler", "sweep",
     "parquet", "store", "export",
