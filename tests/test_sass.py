@@ -56,7 +56,7 @@ def compile_and_list(job: CompileJob) -> Compiled:
     return replace(compiled, reason=disassemble(cubin))
 
 
-# v3 as the article has it: row maxima and sums are a column, and O is rescaled in a line of its own.
+# v3 with the article's row maxima and sums, which are columns.
 COLUMN = (
     ("tl.max(S_ij, axis=1)", "tl.max(S_ij, axis=1, keep_dims=True)"),
     ("S_ij - m_new[:, None]", "S_ij - m_new"),
