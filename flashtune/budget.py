@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
+from flashtune.kernels.launch import grid
 from flashtune.records import KEEP, Compiled, Config, OutClass, Problem, Verdict
 from flashtune.registers import Registers, predict_registers, wgmma_registers
 from flashtune.shared import Term, shared_bytes
 from flashtune.tensor_cores import WARP, Instructions, instructions, is_stacked, repeats
 
 ALWAYS_OUT_ACCUMULATORS = 512  # the article's rule: not even an exhaustive sweep compiles these
+GRID_AXIS_1 = 65_535  # the most programs that CUDA launches along it; axis 0 takes 2**31 - 1
 HOPELESS_REPEATS = 1.5
 HOPELESS_SPILLS = 0.95  # a spill's probability that counts as certain
 KNOWN_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -39,6 +41,9 @@ class Budget:
     blocks_by_warps: int
     blocks_by_blocks: int
     programs: int
+    programs_axis_1: (
+        int  # on grid axis 1: heads of all batches, or query tiles where heads are first
+    )
     slots_per_block: int  # SMs: blocks resident on the card = this x blocks per SM
 
     def blocks_per_sm(self, blocks_by_registers: int | None = None) -> int | None:
@@ -154,6 +159,7 @@ def assess(
     outputs = config.q_tile * problem.padded_D
     cap = register_cap(gpu, config.num_warps)
     wgmma = kind is Instructions.WGMMA
+    axis_0, axis_1 = grid(kernel, problem.B, problem.H, problem.N, config.q_tile)
     return Budget(
         config=config,
         shared=shared,
@@ -168,7 +174,8 @@ def assess(
         blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
         blocks_by_warps=gpu.warps_per_sm // config.num_warps,
         blocks_by_blocks=gpu.blocks_per_sm,
-        programs=problem.B * problem.H * -(-problem.N // config.q_tile),
+        programs=axis_0 * axis_1,
+        programs_axis_1=axis_1,
         slots_per_block=gpu.sms,
     )
 
@@ -204,6 +211,14 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
             "shared",
             f"needs {budget.shared:,} bytes of shared memory a block, {gpu.title} allows"
             f" {budget.shared_limit:,}",
+        )
+    if budget.programs_axis_1 > GRID_AXIS_1:
+        return Verdict(
+            OutClass.CANNOT,
+            "grid",
+            f"{budget.programs_axis_1:,} programs on grid axis 1, CUDA launches at most"
+            f" {GRID_AXIS_1:,}: B * H must be smaller where the kernel has heads there, q_tile"
+            " larger where it has query tiles",
         )
     if budget.wgmma_registers > cap:
         return Verdict(

@@ -15,7 +15,8 @@ from dataclasses import asdict
 
 from attention_cases import Case, run_case
 
-KERNELS = ("v0_baseline", "v6_heads_first")
+from flashtune.kernels import KERNELS
+
 DTYPES = ("fp16", "fp32")  # the interpreter's bf16 is garbage up to 3.9
 TOLERANCES = {"fp16": 1e-2, "fp32": 1e-4}  # fp32 has no TF32 rounding here
 

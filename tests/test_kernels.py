@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import json
@@ -14,7 +15,8 @@ import interpreter_cases
 import pytest
 from attention_cases import LAYOUTS, Case, Outcome, run_case
 from conftest import once, subprocess_env
-from interpreter_cases import KERNELS
+
+from flashtune.kernels import KERNELS
 
 HERE = Path(__file__).resolve().parent
 GPU_TOLERANCES = {"fp32": 1e-2, "bf16": 2e-2, "fp16": 1e-2}  # the articles'; fp32 rounds to TF32
@@ -71,6 +73,36 @@ def test_interpreter(case: Case, interpreted: dict[str, dict[str, Any]]) -> None
 def test_case_names_are_unique() -> None:
     names = [str(case) for case in interpreter_cases.cases()]
     assert len(set(names)) == len(names)
+
+
+def source_of(kernel: str, function: str) -> str:
+    """The function's source in the kernel's file, without importing triton."""
+    text = KERNELS[kernel].path.read_text()
+    (node,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    )
+    return ast.get_source_segment(text, node) or ""
+
+
+def test_v6_is_v4_on_another_grid() -> None:
+    """Each step of the ladder changes what it says it does. These two share the key loops, and the
+    programs differ in nothing but which tile and head each takes."""
+    v4, v6 = "v4_exp2", "v6_heads_first"
+    assert source_of(v4, "attend_key_tiles") == source_of(v6, "attend_key_tiles")
+    old, new = (source_of(kernel, "flash_fwd_kernel").splitlines() for kernel in (v4, v6))
+    changed = [(a.strip(), b.strip()) for a, b in zip(old, new, strict=True) if a != b]
+    assert changed == [
+        (
+            "q_start = tl.program_id(0) * Q_TILE_SIZE",
+            "q_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * Q_TILE_SIZE",
+        ),
+        (
+            "tl.program_id(1), H, heads_per_kv, Q_ptr, K_ptr, V_ptr, O_ptr, L_ptr,",
+            "tl.program_id(0), H, heads_per_kv, Q_ptr, K_ptr, V_ptr, O_ptr, L_ptr,",
+        ),
+    ]
 
 
 @pytest.mark.parametrize("name", ["Q", "K", "V", "O", "L"])

@@ -30,7 +30,7 @@ EVERYTHING = "*"
 
 # `kernels` is the table of kernels, which imports neither torch nor triton.
 ROOMS = {
-    "__init__": Room(),
+    "__init__": Room("functional"),
     "__main__": Room("cli.app"),
     "records": Room(),
     "results": Room("records"),
@@ -46,18 +46,29 @@ ROOMS = {
     "tensor_cores": Room("gpu records"),
     "shared": Room("allocator gpu kernels records tensor_cores"),
     "registers": Room("kernels records tensor_cores"),
-    "budget": Room("gpu kernels records registers shared tensor_cores"),
+    "ladder": Room("records"),
+    "tuned": Room("config_files errors records results space"),
+    "choose": Room("budget cost errors gpu kernels ladder records space tuned"),
+    "budget": Room("gpu kernels kernels.launch records registers shared tensor_cores"),
     "machine": Room("gpu"),
     "operations": Room("gpu kernels records tensor_cores"),
     "cost": Room("budget gpu kernels machine operations records tensor_cores"),
     "explain": Room("budget cost gpu kernels records shared"),
+    "functional": Room(
+        "choose errors gpu kernels kernels.launch ladder records space versions",
+        third="torch",
+        third_inside="triton",
+    ),
+    "reference": Room(third="torch"),
     "plan": Room("budget cost gpu kernels records"),
     "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
     "audit_model": Room("budget calibrate cost errors kernels machine recorded records results"),
-    "kernels": Room("errors records"),
+    "kernels": Room("errors ladder records"),
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
     "kernels.v0_baseline": Room("kernels.tiles", third="triton"),
+    "kernels.v3_causal_skip": Room("kernels.tiles", third="triton"),
+    "kernels.v4_exp2": Room("kernels.tiles", third="triton"),
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
     "cubin": Room(),
     "doubts": Room("results"),
@@ -111,10 +122,10 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
-    "records", "results", "errors", "config_files", "driver", "gpu", "versions", "provenance",
-    "space", "tensor_cores", "allocator", "shared", "registers", "budget",
-    "machine", "operations", "cost", "explain", "plan", "kernels", "kernels.launch",
-    "compiler", "sweep",
+    "__init__", "records", "results", "errors", "config_files", "driver", "gpu", "versions",
+    "provenance", "space", "tensor_cores", "allocator", "shared", "registers", "budget",
+    "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
+    "kernels", "kernels.launch", "compiler", "sweep",
     "parquet", "store", "export", "shapes", "roofline",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}

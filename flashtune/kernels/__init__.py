@@ -1,4 +1,4 @@
-"""The ladder: an explicit table of kernels. Reading the table imports neither torch nor triton."""
+"""The ladder's kernels: an explicit table. Reading the table imports neither torch nor triton."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flashtune.errors import FlashtuneError
+from flashtune.ladder import LADDER, Fixed, Step
 
 _HERE = Path(__file__).parent
 
@@ -35,6 +36,22 @@ KERNELS = {
             skips_causal_tiles=False,
         ),
         Kernel(
+            "v3_causal_skip",
+            _HERE / "v3_causal_skip.py",
+            "causal tile-skipping, a mask on the diagonal tiles only, exp",
+            heads_first=False,
+            key_loops=2,
+            skips_causal_tiles=True,
+        ),
+        Kernel(
+            "v4_exp2",
+            _HERE / "v4_exp2.py",
+            "causal tile-skipping, exp2",
+            heads_first=False,
+            key_loops=2,
+            skips_causal_tiles=True,
+        ),
+        Kernel(
             "v6_heads_first",
             _HERE / "v6_heads_first.py",
             "causal tile-skipping, exp2, heads on grid axis 0",
@@ -53,10 +70,13 @@ def find_kernel(name: str) -> Kernel:
 
     A user's file defines ``flash_fwd_kernel`` with the ladder's parameters and says which kernel of
     the ladder it was made from (``BASED_ON = "v6_heads_first"``): its grid and its buffers are
-    taken to be that one's. Raises FlashtuneError for an unknown name or a file that lacks either.
+    taken to be that one's. Raises FlashtuneError for an unknown name, a step of the ladder that is
+    another's body with other configs, or a file that lacks either.
     """
     if name in KERNELS:
         return KERNELS[name]
+    if name in LADDER:
+        raise _no_body_of_its_own(LADDER[name])
     if name.endswith(".py"):
         return _kernel_from_file(Path(name))
     import difflib
@@ -65,6 +85,16 @@ def find_kernel(name: str) -> Kernel:
     raise FlashtuneError(
         f"--kernel {name!r}: no kernel of that name",
         f"Did you mean {' or '.join(near)}? A file of your own works by its path (FILE.py).",
+    )
+
+
+def _no_body_of_its_own(step: Step) -> FlashtuneError:
+    choice = step.choice
+    config = f"fixed at {choice.config}" if isinstance(choice, Fixed) else "tuned"
+    return FlashtuneError(
+        f"--kernel {step.name}: has no kernel of its own: it is {step.body}'s with its config"
+        f" {config}",
+        f"Use --kernel {step.body}.",
     )
 
 

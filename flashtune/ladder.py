@@ -1,0 +1,88 @@
+"""The ladder of the articles: seven steps from a first kernel to one that keeps up with SDPA.
+
+A step is a body and a way to choose its config. Several steps change only the config: they share
+the body of another step, and no body is written twice. Which configs a step gets on a given card is
+choose.py's answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashtune.records import Config
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One config, written into the step; ``fallback`` where it cannot run."""
+
+    config: Config
+    fallback: Config | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The config is chosen among those that a sweep of the body found best on the card."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung: what it changes, the kernel that it runs, and how that gets its config."""
+
+    name: str
+    summary: str  # what it changes over the step before
+    body: str  # a name in kernels.KERNELS
+    choice: Fixed | Tuned
+
+
+_STEPS = (
+    Step(
+        "v0_baseline",
+        "the first kernel: tiles of 16 x 16, every key tile visited and masked, exp",
+        "v0_baseline",
+        Fixed(Config(16, 16, 4, 3)),
+    ),
+    Step(
+        "v1_tiles",
+        "larger tiles, so that each warp owns whole rows",
+        "v0_baseline",
+        # Wide rows take more shared memory: fp32 at D=128 needs 107,520 bytes with three stages,
+        # more than an Ada block may have, and 74,752 with two.
+        Fixed(Config(64, 32, 4, 3), fallback=Config(64, 32, 4, 2)),
+    ),
+    Step(
+        "v2_autotune",
+        "the config chosen for each shape among the best of a sweep",
+        "v0_baseline",
+        Tuned(),
+    ),
+    Step(
+        "v3_causal_skip",
+        "causal tiles above the diagonal are never visited, only those on it are masked",
+        "v3_causal_skip",
+        Tuned(),
+    ),
+    Step(
+        "v4_exp2",
+        "exp2, with the softmax scale and log2(e) in one multiply-add",
+        "v4_exp2",
+        Tuned(),
+    ),
+    # The articles kept v1's config for v3 and v4, to compare bodies alone, and tuned again in v5.
+    # Here every body gets its best config, so v5 runs what v4 runs.
+    Step(
+        "v5_final",
+        "the config chosen for each shape among the best of a second sweep",
+        "v4_exp2",
+        Tuned(),
+    ),
+    Step(
+        "v6_heads_first",
+        "heads on grid axis 0 and query tiles reversed: the longest programs start first",
+        "v6_heads_first",
+        Tuned(),
+    ),
+)
+
+LADDER = {step.name: step for step in _STEPS}
+"""Every step by its name, in order."""
