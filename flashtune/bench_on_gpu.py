@@ -82,9 +82,9 @@ class KernelUnderTest:
         )
 
     def _why_not(self) -> tuple[Status, str]:
-        """Nothing ran: the first config's failure, or that the budget knows of none."""
+        """Nothing ran: the first config's failure, or why there is no config."""
         if not self.checked:
-            return Status.PRUNED, "the budget keeps no config of the space on this card"
+            return Status.PRUNED, self.entry.source
         config, seen = next(iter(self.checked.items()))
         return seen.failure or Status.CRASHED, f"{config}: {seen.reason}"
 

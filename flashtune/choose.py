@@ -1,6 +1,6 @@
 """The configs that a step of the ladder runs with on a card, for one problem.
 
-A tuned step takes those of a tuned list. Where nobody has swept the step's kernel on the card, the
+A tuned step takes those of a tuned list. Where nobody has swept that list's kernel on the card, the
 list of the nearest kernel serves, and where there is none at all the cost model's first choices.
 """
 
@@ -43,7 +43,7 @@ def choose(step: Step, problem: Problem, gpu: GpuSpec, triton: tuple[int, int]) 
         both = (step.choice.config, step.choice.fallback)
         fixed = _launchable([c for c in both if c is not None], problem, gpu, kernel, triton)
         return Choice(fixed[:1], "fixed")
-    tuned = nearest_list(kernel, gpu.name, problem.dtype, problem.D)
+    tuned = nearest_list(KERNELS[step.choice.swept], gpu.name, problem.dtype, problem.D)
     if tuned is not None:
         configs = _launchable(_by_promise(tuned, problem), problem, gpu, kernel, triton)
         whose = f"{tuned.kernel} at {tuned.dtype} and D={tuned.D} on {tuned.gpu}"

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from flashtune.choose import choose
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import KERNELS, Kernel, find_kernel
+from flashtune.ladder import LADDER
 from flashtune.plan import plan_problem
 from flashtune.recommend import recommend
 from flashtune.records import Config, Problem
@@ -28,22 +30,22 @@ class Entry:
     name: str
     kernel: Kernel
     configs: tuple[Config, ...]  # of several, the fastest on the card runs; none: none can launch
-    source: str  # where the configs come from
+    source: str  # where the configs come from, or why there are none
 
 
 def entry_names(asked: str | None) -> tuple[str, ...]:
     """The names in ``asked``, a list with commas; without it the whole ladder.
 
-    Raises FlashtuneError for a name that is no kernel of the ladder, nor a file (FILE.py).
+    Raises FlashtuneError for a name that is no step of the ladder, nor a file (FILE.py).
     """
     if asked is None:
-        return tuple(KERNELS)
+        return tuple(LADDER)
     names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
     for name in names:
-        if name not in KERNELS and not name.endswith(".py"):
+        if name not in LADDER and not name.endswith(".py"):
             raise FlashtuneError(
-                f"--kernels: {name!r} is no kernel of the ladder",
-                f"There are {', '.join(KERNELS)}; a file of your own works by its path (FILE.py).",
+                f"--kernels: {name!r} is no step of the ladder",
+                f"There are {', '.join(LADDER)}; a file of your own works by its path (FILE.py).",
             )
     return names
 
@@ -51,31 +53,56 @@ def entry_names(asked: str | None) -> tuple[str, ...]:
 def entries(
     names: Sequence[str], problem: Problem, gpu: GpuSpec, sweeps: Path, triton: tuple[int, int]
 ) -> list[Entry]:
-    """The kernels called ``names``, with the configs to run on ``problem``.
+    """The steps and kernel files called ``names``, with the configs to run on ``problem``.
 
-    With a recorded sweep of the kernel on this GPU in the folder ``sweeps``: the problem's winner,
-    or, where only other shapes of its dtype and D were swept, the list recommended for those.
-    Without one: the config that the cost model puts first among those that the budget keeps with
-    Triton ``triton``. Raises FlashtuneError for a broken results file or kernel file.
+    A recorded sweep in the folder ``sweeps`` of this GPU, dtype and D goes before the lists that
+    come with flashtune. What has neither runs what the cost model puts first with Triton
+    ``triton``. Raises FlashtuneError for a broken results file or kernel file.
     """
-    return [_entry(find_kernel(name), problem, gpu, sweeps, triton) for name in names]
+    return [_entry(name, problem, gpu, sweeps, triton) for name in names]
 
 
 def _entry(
-    kernel: Kernel, problem: Problem, gpu: GpuSpec, sweeps: Path, triton: tuple[int, int]
+    name: str, problem: Problem, gpu: GpuSpec, sweeps: Path, triton: tuple[int, int]
 ) -> Entry:
-    path = results_path(sweeps, gpu.name, kernel.name, problem.dtype, problem.D, True)
-    recorded = _recommended(path)
-    if recorded is None:
+    step = LADDER.get(name)
+    kernel = find_kernel(name) if step is None else KERNELS[step.body]
+    swept = kernel.name if step is None else getattr(step.choice, "swept", None)
+    if swept is not None:
+        path = results_path(sweeps, gpu.name, swept, problem.dtype, problem.D, True)
+        recorded = _recommended(path)
+        if recorded is not None:
+            return _recorded_entry(name, kernel, swept, problem, recorded, path)
+    if step is None:
         plan = plan_problem(
             problem, load_space(_SPACE), gpu, kernel, triton, exhaustive=False, top=1
         )
-        return Entry(kernel.name, kernel, plan.tried, "the cost model's first choice")
-    for swept, winner, _ in recorded.winners:
-        if swept == problem:
-            return Entry(kernel.name, kernel, (winner,), f"{path}: the winner")
-    configs = tuple(item.config for item in recorded.configs)
-    return Entry(kernel.name, kernel, configs, f"{path}: the list for other shapes")
+        none = "the budget keeps no config of the space on this card"
+        return Entry(
+            kernel.name, kernel, plan.tried, "the cost model's first choice" if plan.tried else none
+        )
+    try:
+        choice = choose(step, problem, gpu, triton)
+    except FlashtuneError as error:
+        return Entry(name, kernel, (), error.message)
+    return Entry(name, kernel, choice.configs, choice.origin)
+
+
+def _recorded_entry(
+    name: str,
+    kernel: Kernel,
+    swept: str,
+    problem: Problem,
+    recorded: Recommendation,
+    path: Path,
+) -> Entry:
+    """The shape's winner where this very kernel was swept on it, or else all that is good there."""
+    shown = name if name in LADDER else kernel.name
+    winners = [winner for shape, winner, _ in recorded.winners if shape == problem]
+    if winners and swept == kernel.name:
+        return Entry(shown, kernel, (winners[0],), f"{path}: the winner")
+    listed = dict.fromkeys([*winners, *(item.config for item in recorded.configs)])
+    return Entry(shown, kernel, tuple(listed), f"{path}: its list")
 
 
 @lru_cache(maxsize=64)  # asked for once a shape, and reading takes a second

@@ -32,6 +32,7 @@ from flashtune.entries import Entry, entries, entry_names
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import find_gpu
 from flashtune.kernels import KERNELS
+from flashtune.ladder import LADDER
 from flashtune.provenance import provenance
 from flashtune.records import Config, Problem, Status
 from flashtune.roofline import Roofs, measured_roofs, published_roofs, roofline
@@ -225,21 +226,43 @@ def test_a_swept_shape_gets_its_winner() -> None:
 
 def test_another_shape_of_a_swept_dtype_and_D_gets_the_list() -> None:
     entry = recorded(replace(FULL, N=3000, N_k=3000))
-    assert 1 < len(entry.configs) <= 5 and entry.source.endswith("the list for other shapes")
+    assert 1 < len(entry.configs) <= 5 and entry.source.endswith(": its list")
 
 
-@pytest.mark.parametrize("problem", [replace(FULL, dtype="fp16"), replace(FULL, D=80)], ids=str)
-def test_what_was_never_swept_gets_the_model_s_first_choice(problem: Problem) -> None:
-    entry = recorded(problem)
-    assert len(entry.configs) == 1 and entry.source == "the cost model's first choice"
+def test_what_was_never_swept_gets_a_list_or_the_model_s_first_choices(tmp_path: Path) -> None:
+    packaged = recorded(FULL, tmp_path / "sweeps")
+    assert "the best of v6_heads_first" in packaged.source and len(packaged.configs) > 1
+    predicted = recorded(replace(FULL, D=80))
+    assert predicted.source == "the cost model" and predicted.configs
 
 
-def test_without_a_folder_of_sweeps_the_model_chooses(tmp_path: Path) -> None:
-    assert recorded(FULL, tmp_path / "sweeps").source == "the cost model's first choice"
+def test_v3_changes_v2_s_body_and_not_its_list() -> None:
+    steps = entries(["v2_autotune", "v3_causal_skip", "v5_final"], FULL, H200,
+                    ROOT / "sweeps", (3, 6))  # fmt: skip
+    v2, v3, v5 = steps
+    assert [step.kernel.name for step in steps] == ["v0_baseline", "v3_causal_skip", "v4_exp2"]
+    assert v2.source.endswith("v0_baseline_bf16_D64.parquet: the winner")
+    assert v3.source.endswith("v0_baseline_bf16_D64.parquet: its list")
+    assert v2.configs[0] == v3.configs[0] and len(v3.configs) > 1
+    assert v5.configs and "v0_baseline" not in v5.source
+
+
+def test_a_step_that_cannot_run_says_why() -> None:
+    problem = replace(FULL, D=256, dtype="fp32")
+    (step,) = entries(["v1_tiles"], problem, find_gpu("rtx-4070-super"), ROOT / "sweeps", (3, 6))
+    assert step.configs == () and "no config that can launch" in step.source
+
+
+def test_a_file_gets_the_model_s_first_choice(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text('BASED_ON = "v6_heads_first"\n' + KERNELS["v6_heads_first"].path.read_text())
+    (entry,) = entries([str(mine)], FULL, H200, tmp_path, (3, 6))
+    assert entry.name == "mine" and len(entry.configs) == 1
+    assert entry.source == "the cost model's first choice"
 
 
 def test_names_are_the_ladder_s_or_files() -> None:
-    assert entry_names(None) == tuple(KERNELS)
+    assert entry_names(None) == tuple(LADDER)
     assert entry_names("v6_heads_first, mine.py,v6_heads_first") == ("v6_heads_first", "mine.py")
     with pytest.raises(FlashtuneError, match="--kernels: 'v6'") as raised:
         entry_names("v0_baseline,v6")

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, subprocess_env
 from planted_faults import FAULTS
 
-from flashtune.kernels import KERNELS
+from flashtune.ladder import LADDER
 
 pytestmark = pytest.mark.gpu
 
@@ -48,7 +48,7 @@ def test_every_kernel_of_the_ladder_is_right_and_timed(document: Any) -> None:
     asked = [(shape["problem"]["N"], shape["problem"]["causal"]) for shape in document["shapes"]]
     assert asked == [(512, False), (512, True), (1024, False), (1024, True)]
     for shape in document["shapes"]:
-        assert {kernel["kernel"] for kernel in shape["kernels"]} == set(KERNELS)
+        assert {kernel["name"] for kernel in shape["kernels"]} == set(LADDER)
         for kernel in shape["kernels"]:
             assert kernel["status"] == "timed", kernel["reason"]
             assert kernel["config"] in kernel["configs"] and kernel["left_out"] == []

@@ -104,7 +104,7 @@ ROOMS = {
         "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter"
         " kernels measure plan provenance recommend records results shortlist space stats store"
     ),
-    "entries": Room("errors gpu kernels plan recommend records results space store"),
+    "entries": Room("choose errors gpu kernels ladder plan recommend records results space store"),
     "roofline": Room("gpu kernels machine operations records"),
     "bench": Room("entries operations records results stats"),
     "ceilings": Room("bench check driver timing", third="torch"),
