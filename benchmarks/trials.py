@@ -4,7 +4,7 @@
 
 copies   Races of two copies of one config, alike, and with one slowed by 2% (a spinning kernel of
          calibrated length inside the timed span): how many were called equal, how many slower.
-bench    Medians of samples beside triton.testing.do_bench(25, 100) on kernels over 0.2 ms.
+bench    Medians of ten samples beside triton.testing.do_bench's, in turns, on kernels over 0.2 ms.
 overlap  The same configs timed with and without compile workers beside them, in turns.
 """
 
@@ -87,7 +87,7 @@ def problem_of(N: int, causal: bool) -> Problem:
 
 def behind(worker: Copies, problem: Problem, config: Config, copy: Config) -> float:
     """How much slower the copy is, over many rounds in turns."""
-    rounds = [worker.round(problem, [config, copy], 64, turn)[0] for turn in range(16)]
+    rounds = [worker.round(problem, [config, copy], 16, turn)[0] for turn in range(32)]
     return median(median(r[copy]) / median(r[config]) for r in rounds) - 1
 
 
@@ -141,12 +141,13 @@ def bench() -> list[dict]:
             launch = worker._launcher(problem, parse_config(text), place)
             worker._timer.warm_clocks(launch, 0.5)
             pairs, ms = [], median(worker._timer.samples(launch, 60))
-            for _ in range(5):
-                # As long as do_bench: a shorter burst draws less power, and runs up to 2% faster.
-                worker._timer.samples(launch, math.ceil(25 / ms))
-                ours = median(worker._timer.samples(launch, math.ceil(100 / ms)))
-                theirs = triton.testing.do_bench(launch, 25, 100, return_mode="median")
-                pairs.append((ours, theirs))
+
+            def both(launch=launch, ms=ms) -> tuple[float, float]:
+                """Ten samples of each: in 0.1 s the card's clock drifts by more than 1%."""
+                theirs = triton.testing.do_bench(launch, ms, 10 * ms, return_mode="median")
+                return median(worker._timer.samples(launch, 10)), theirs
+
+            pairs = [both() for _ in range(30)]
             ratio = median(ours / theirs for ours, theirs in pairs)
             print(f"{problem} {text}: {pairs[-1][0]:.4f} ms, over do_bench {ratio:.4f}", flush=True)
             found.append({"problem": str(problem), "config": text, "ms": pairs[-1][0],

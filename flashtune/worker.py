@@ -20,6 +20,7 @@ from flashtune.check import (
     Inputs,
     Outputs,
     References,
+    bit_sums,
     check,
     checksum,
     guarded_inputs,
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 _IDLE_S = 0.25  # after a pause as long as this the clocks have to be warmed again
 _WARM_S, _STILL_WARM_S = 1.0, 0.1
-_REPEATS = 3  # launches of a finalist that must agree with themselves bit for bit
+_REPEATS = 32
+"""Launches of a finalist that must agree with themselves bit for bit: one that is wrong in every
+tenth launch passes in 3% of cases, and its rounds are still to come."""
 _PLACEMENTS = 4
 """Copies of a problem's tensors that rounds take in turns. Where tensors lie in memory moves the
 difference of two configs, in one process and not in the next: this way it is in the interval."""
@@ -149,17 +152,19 @@ class GpuWorker:
         return Checked(None, None, checked)
 
     def repeat(self, problem: Problem, config: Config) -> Checked:
-        """Launch ``config`` several times on the same inputs: the answers must be the same bits."""
+        """Launch ``config`` many times on the same inputs: the answers must be the same bits."""
         now = self._at(problem)
-        for launch in range(_REPEATS):
+        outputs, launches = now.guarded_outputs, []
+        for _ in range(_REPEATS):  # not waited for in between
             self._launch_guarded(now, config)
-            checked = check(now.refs, now.guarded_outputs)
-            if not checked.ok:
-                reason = f"launch {launch + 1} of {_REPEATS} on the same inputs: {checked.reason}"
-                return Checked(Status.WRONG, reason, checked)
-            answer = checksum(now.guarded_outputs.o, now.guarded_outputs.lse)
-            if now.answers.setdefault(config, answer) != answer:
-                return Checked(Status.WRONG, _DIFFERS, checked)
+            launches.append(bit_sums(outputs.o, outputs.lse))
+        answers = [tuple(sums) for sums in torch.stack(launches).tolist()]
+        expected = now.answers.setdefault(config, answers[0])
+        if any(answer != expected for answer in answers):
+            return Checked(Status.WRONG, _DIFFERS, None)
+        checked = check(now.refs, outputs)
+        if not checked.ok:
+            return Checked(Status.WRONG, f"launched again: {checked.reason}", checked)
         return Checked(None, None, None)
 
     def time(self, problem: Problem, config: Config) -> Timing:
@@ -242,14 +247,13 @@ class GpuWorker:
         return lambda: forward(kernel, function, q, k, v, o, lse, causal, config)
 
     def _launch_guarded(self, now: _Open, config: Config) -> None:
-        """One launch between the guards, into poisoned outputs, waited for."""
+        """One launch between the guards, into poisoned outputs; not waited for."""
         inputs, answer = now.guarded_inputs, now.guarded_outputs
         answer.poison()
         forward(
             self._kernel, self._jit_function, inputs.q, inputs.k, inputs.v, answer.o, answer.lse,
             now.refs.problem.causal, config,
         )  # fmt: skip
-        torch.cuda.synchronize()
 
 
 def serve(connection: Connection, kernel: Kernel) -> None:
