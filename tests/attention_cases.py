@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from flashtune.records import Config
 
+VALUES = ("normal", "large", "equal", "one_key", "zeros")
 LAYOUTS = ("contiguous", "guarded", "transposed", "odd_rows", "packed", "three_axes")
 
 
@@ -30,13 +31,14 @@ class Case:
     dtype: str
     config: str
     layout: str = "guarded"
+    values: str = "normal"
 
     def __str__(self) -> str:
         heads = f"H{self.H}" if self.H == self.H_kv else f"H{self.H}over{self.H_kv}"
         mask = "causal" if self.causal else "full"
         return (
             f"{self.kernel}-B{self.B}-{heads}-{self.N}x{self.N_k}-D{self.D}-{mask}-{self.dtype}"
-            f"-{self.config}-{self.layout}"
+            f"-{self.config}-{self.layout}" + ("" if self.values == "normal" else f"-{self.values}")
         )
 
 
@@ -88,6 +90,22 @@ def _poisoned(
     return view, storage
 
 
+def _set_values(values: str, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Inputs on which a running softmax goes wrong where it is careless."""
+    if values == "large":  # scores of some hundreds: exp of anything but a difference overflows
+        q *= 8
+        k *= 8
+    elif values == "equal":  # every row of scores has one value: O is the mean of V
+        k.copy_(k[:, :, :1].expand_as(k))
+    elif values == "one_key":  # the last key outweighs all before it: every rescale goes to zero
+        q.abs_()
+        k[:, :, -1] = 16
+    elif values == "zeros":
+        q.zero_()
+    else:
+        assert values == "normal", values
+
+
 def run_case(case: Case, device: str, tolerance: float) -> Outcome:
     """Launch the case's kernel once and compare O with SDPA, and L with logsumexp."""
     import torch
@@ -102,6 +120,7 @@ def run_case(case: Case, device: str, tolerance: float) -> Outcome:
     q, _ = _poisoned(case, case.H, case.N, dtype, device, fill=True)
     k, _ = _poisoned(case, case.H_kv, case.N_k, dtype, device, fill=True)
     v, _ = _poisoned(case, case.H_kv, case.N_k, dtype, device, fill=True)
+    _set_values(case.values, q, k)
     o, o_storage = _poisoned(case, case.H, case.N, dtype, device, fill=False)
     lse_storage = torch.full((case.B, case.H, case.N + 40), float("nan"), device=device)
     lse = lse_storage[:, :, : case.N]

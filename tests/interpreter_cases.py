@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from attention_cases import Case, run_case
+from attention_cases import VALUES, Case, run_case
 
 from flashtune.kernels import KERNELS
 
@@ -35,7 +35,7 @@ CONFIGS = {"fp16": ("64x32x4x3", "32x128x4x2"), "fp32": ("64x32x4x3", "32x128x4x
 
 
 def cases() -> list[Case]:
-    return [*_article(), *_head_dimensions(), *_layouts(), *_edges()]
+    return [*_article(), *_head_dimensions(), *_layouts(), *_edges(), *_values()]
 
 
 def _article() -> list[Case]:
@@ -80,6 +80,16 @@ def _edges() -> list[Case]:
         for n, n_k in lengths
         for causal in (False, True)
         for config in ("16x16x1x1", "16x64x1x1", "64x16x1x1")
+    ]
+
+
+def _values() -> list[Case]:
+    return [
+        Case(kernel, 1, 2, 2, 40, 72, 32, causal, dtype, "16x32x4x2", values=values)
+        for kernel in KERNELS
+        for causal in (False, True)
+        for dtype in DTYPES
+        for values in VALUES[1:]
     ]
 
 

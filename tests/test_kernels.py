@@ -13,7 +13,7 @@ from typing import Any
 
 import interpreter_cases
 import pytest
-from attention_cases import LAYOUTS, Case, Outcome, run_case
+from attention_cases import LAYOUTS, VALUES, Case, Outcome, run_case
 from conftest import once, subprocess_env
 
 from flashtune.kernels import KERNELS
@@ -162,7 +162,13 @@ def gpu_cases() -> list[Case]:
         for n, n_k in lengths
         for causal in (False, True)
     ]
-    return [*shapes, *dimensions, *layouts, *edges]
+    values = [
+        Case(kernel, 2, 2, 2, 190, 150, 64, causal, "bf16", "64x32x4x3", values=values)
+        for kernel in KERNELS
+        for causal in (False, True)
+        for values in VALUES[1:]
+    ]
+    return [*shapes, *dimensions, *layouts, *edges, *values]
 
 
 @pytest.mark.gpu
