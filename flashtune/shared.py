@@ -68,6 +68,19 @@ _TCGEN05_LOOPS = {
     (False, False): "bar+ K+ V+ s+ K- s- {whole} V'+ K'+ s'+ K'- s'- {whole} Q- V- V'- bar-",
 }
 _TCGEN05_ONE_STAGE = "K+ V+ s+ K- s- {single} s'+ V- s'- Q-"
+# Through descriptors, TMA copies every tile, however small. It signals a barrier for each tile in
+# flight: one array for K with V where the tensor cores read both in place, else one for each.
+# By (tensor instructions, copied ahead); Q comes in the same way, before the loops.
+_DESCRIPTOR_START = {
+    Instructions.MMA: "map! map! map! Q+ q! Q-",  # into registers
+    Instructions.WGMMA: "map! map! map! Q+ q!",
+}
+_DESCRIPTOR_LOOPS = {
+    (Instructions.MMA, True): "K+ V+ full+ full'+ {} full'- full- V- K-",
+    (Instructions.MMA, False): "K+ k! K- V+ v! {} V-",
+    (Instructions.WGMMA, True): "K+ V+ full+ Q- full- V- K-",
+    (Instructions.WGMMA, False): "K+ k! V+ v! Q- K- V-",
+}
 _NO_SCRATCH = {"first": "", "second": "", "last": "", "whole": "", "single": ""}
 _TCGEN05_SCRATCH = {
     # 8 warps on 64 rows: two groups side by side along the keys meet in every row reduction.
@@ -76,7 +89,7 @@ _TCGEN05_SCRATCH = {
     # 8 warps on 128 rows: the groups share S by rows and O by columns; what rescales O moves.
     128: {"first": "scale!", "second": "scale!", "last": "", "whole": "scale!", "single": ""},
 }  # fmt: skip
-_SCRATCH = frozenset({"turn", "rows", "scale", "move"})
+_SCRATCH = frozenset({"turn", "rows", "scale", "move", "map"})
 
 _WHY = {
     "Q": ("Q tile", "q_tile x D, read by every Q K^T"),
@@ -89,6 +102,11 @@ _WHY = {
     "move": ("P in another layout", "from the warps that hold S to those that hold O"),
     "bar": ("barriers", "which multiplies are done"),
     "s": ("barriers", "which multiply is done"),
+    "map": ("tensor map", "a descriptor in the making"),
+    "full": ("barriers", "which tiles have arrived"),
+    "q": ("barriers", "whether the tile has arrived"),
+    "k": ("barriers", "whether the tile has arrived"),
+    "v": ("barriers", "whether the tile has arrived"),
 }
 
 
@@ -96,6 +114,7 @@ class Plan(NamedTuple):
     """What decides a kernel's buffers, all in bytes but for the counts."""
 
     instructions: Instructions
+    descriptors: bool
     q: int
     kv: int  # one tile of K or V
     k_tiles: int  # tiles that are copied ahead; 0: loaded when it is needed
@@ -118,16 +137,17 @@ def _plan(
     aligned_q: bool, aligned_k: bool, aligned_v: bool,
 ) -> Plan | None:  # fmt: skip
     mma = instructions(gpu, config)
-    if mma is None:
+    if mma is None or (kernel.loads == "descriptor" and (mma, True) not in _DESCRIPTOR_LOOPS):
         return None
     D, e = problem.padded_D, problem.element_bytes
     q_tile, k_tile, warps, stages = (
         config.q_tile, config.k_tile, config.num_warps, config.num_stages,
     )  # fmt: skip
     # An asynchronous copy moves at least 4 bytes a thread: one fp32, two 16-bit numbers in a row.
+    descriptors = kernel.loads == "descriptor"
     pairs = e == 4 or k_tile * D >= 2 * WARP * warps
-    k_ahead = stages >= 2 and pairs and (aligned_k or e == 4)
-    v_ahead = stages >= 2 and pairs and (aligned_v or e == 4)
+    k_ahead = stages >= 2 and (descriptors or pairs and (aligned_k or e == 4))
+    v_ahead = stages >= 2 and (descriptors or pairs and (aligned_v or e == 4))
     # wgmma reads K and V in place, so a tile stays while the next copy already comes in; otherwise
     # it is in registers by then (loadRequiresAdditionalBuffer).
     ahead = stages - 1 if mma is Instructions.MMA else stages
@@ -147,14 +167,17 @@ def _plan(
     any_aligned = aligned_k or aligned_v or (aligned_q and q_tile == k_tile)
     v_in_lanes = (
         mma is Instructions.MMA and (warps, D, e, stages) == (1, 16, 4, 1) and not any_aligned
+        and not descriptors
     )
     if v_in_lanes:
         turn = min(64 * WARP, k_tile * D * e)
+    swizzled = descriptors or mma is not Instructions.MMA
     two_groups = mma is Instructions.TCGEN05 and warps == 8 and q_tile < 256
     if two_groups:
         rows = _row_scratch(q_tile, 2 * MMA_COLUMNS, 2, triton)
     return Plan(
         instructions=mma,
+        descriptors=descriptors,
         q=q_tile * D * e,
         kv=k_tile * D * e,
         k_tiles=ahead if k_ahead else 0,
@@ -167,7 +190,7 @@ def _plan(
         p_with_rows=e == 4,
         q_in_registers=kernel.key_loops == 2 and q_tile * D < WARP * warps,
         loops=kernel.key_loops,
-        alignment=PLAIN_ALIGNMENT if mma is Instructions.MMA else 8 * min(128, D * e),
+        alignment=8 * min(128, D * e) if swizzled else PLAIN_ALIGNMENT,
         two_groups=q_tile if two_groups else 0,
         move=16 * WARP * warps if two_groups else 0,  # 16 bytes a thread
     )
@@ -187,6 +210,10 @@ def _schedule(plan: Plan) -> str:
     """The kernel as a line of events."""
     ahead = (plan.k_tiles > 0, plan.v_tiles > 0)
     after = ""
+    if plan.descriptors:
+        loop = _DESCRIPTOR_LOOPS[plan.instructions, plan.k_tiles > 0].format(_softmax(plan))
+        first = [loop.replace(" Q-", "")] * (plan.loops - 1)
+        return " ".join([_DESCRIPTOR_START[plan.instructions], *first, loop])
     if plan.instructions is Instructions.MMA:
         loop = "turn! Q-" if plan.v_in_lanes else _MMA_LOOPS[ahead].format(_softmax(plan))
     elif plan.instructions is Instructions.WGMMA:
@@ -247,7 +274,11 @@ def _size(plan: Plan, slot: str) -> tuple[int, int]:
         return plan.p, PLAIN_ALIGNMENT
     if kind == "bar":
         return 2 * _BARRIER, PLAIN_ALIGNMENT
-    if kind == "s":
+    if kind == "full":
+        return plan.k_tiles * _BARRIER, PLAIN_ALIGNMENT
+    if kind == "map":
+        return 128, SCRATCH_ALIGNMENT
+    if kind in ("s", "q", "k", "v"):
         return _BARRIER, PLAIN_ALIGNMENT
     if kind == "turn":
         return plan.turn, SCRATCH_ALIGNMENT
@@ -296,6 +327,8 @@ def shared_bytes(
     plan = _plan(problem, config, gpu, kernel, triton, aligned_q, aligned_k, aligned_v)
     if plan is None:
         return None
+    if plan.descriptors:
+        return _placed_bytes(plan)
     if plan.instructions is not Instructions.TCGEN05:
         return _peak(plan)
     closed = _tcgen05_closed(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from flashtune.errors import FlashtuneError
 
@@ -21,6 +22,7 @@ class Kernel:
     heads_first: bool  # grid = (B * H, query tiles) instead of (query tiles, B * H)
     key_loops: int  # 1: one loop masks every tile; 2: an unmasked and a masked loop
     skips_causal_tiles: bool  # tiles above the diagonal are never visited
+    loads: Literal["pointer", "descriptor"] = "pointer"  # how Q, K and V come in
 
 
 KERNELS = {
@@ -41,6 +43,15 @@ KERNELS = {
             heads_first=True,
             key_loops=2,
             skips_causal_tiles=True,
+        ),
+        Kernel(
+            "v7_descriptor",
+            _HERE / "v7_descriptor.py",
+            "v6 with Q, K and V through tensor descriptors (TMA; compute capability 9.0 and up)",
+            heads_first=True,
+            key_loops=2,
+            skips_causal_tiles=True,
+            loads="descriptor",
         ),
     )
 }
@@ -107,6 +118,7 @@ def _kernel_from_file(path: Path) -> Kernel:
         heads_first=base.heads_first,
         key_loops=base.key_loops,
         skips_causal_tiles=base.skips_causal_tiles,
+        loads=base.loads,
     )
 
 
