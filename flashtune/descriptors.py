@@ -35,7 +35,7 @@ _LOOPS = {  # by (instructions, copied ahead, V turned round)
         " full'- full- V- K- bar'- bar-"
     ),
     (Instructions.TCGEN05, True, True): (
-        "bar+ bar'+ K+ V+ full+ full'+ T+ {first} T- {between} T'+ {beside} Q- T'- {last}"
+        "bar+ bar'+ K+ V+ full+ full'+ T+ {first} {between} T'+ {beside} Q- {last} T'- T-"
         " full'- full- V- K- bar'- bar-"
     ),
     (Instructions.TCGEN05, False, False): "K+ k! V+ v! s+ K- Q- s- {single} s'+ V- s'-",
