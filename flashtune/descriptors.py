@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flashtune.gpu import GpuSpec
 from flashtune.tensor_cores import Instructions
 
+TMA_SINCE = 90  # compute capability 9.0
 MAP_BYTES = 128  # of a descriptor
 
 _MAPS = "map! map! map!"
@@ -41,6 +43,11 @@ _LOOPS = {  # by (instructions, copied ahead, V turned round)
     (Instructions.TCGEN05, False, False): "K+ k! V+ v! s+ K- Q- s- {single} s'+ V- s'-",
     (Instructions.TCGEN05, False, True): "K+ k! V+ v! V- T+ s+ K- Q- s- {single} s'+ T- s'-",
 }
+
+
+def has_tma(gpu: GpuSpec) -> bool:
+    """Whether the card copies by descriptors. For one that does not, Triton emulates them."""
+    return gpu.cc_number >= TMA_SINCE
 
 
 def schedule(

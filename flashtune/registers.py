@@ -75,6 +75,8 @@ def needs(
     scores = config.q_tile * config.k_tile / threads * repeated_s
     outputs = config.q_tile * problem.padded_D / threads * repeated_o
     copied = 2 * config.k_tile * problem.padded_D * problem.element_bytes
+    if kernel.loads == "descriptor":  # one thread copies all of it and holds no addresses
+        copied = 0
     masks = 1.0 if kernel.key_loops == 2 and problem.causal else 0.0
     fp32_scores = scores if problem.element_bytes == 4 else 0.0
     return 1.0, scores, outputs, copied / COPY_BYTES / threads, masks, fp32_scores

@@ -75,7 +75,8 @@ _TCGEN05_SCRATCH = {
     64: {"first": "rows!", "between": "rows!", "beside": "rows!", "last": "rows!",
          "whole": "rows! rows!", "single": "rows! rows!"},
     # 8 warps on 128 rows: the groups share S by rows and O by columns; what rescales O moves.
-    128: {"first": "scale!", "between": "", "beside": "scale!", "last": "", "whole": "scale!", "single": ""},
+    128: {"first": "scale!", "between": "", "beside": "scale!", "last": "",
+          "whole": "scale!", "single": ""},
 }  # fmt: skip
 _SCRATCH = frozenset({"turn", "rows", "scale", "move", "map"})
 
@@ -127,7 +128,8 @@ def _plan(
     aligned_q: bool, aligned_k: bool, aligned_v: bool,
 ) -> Plan | None:  # fmt: skip
     mma = instructions(gpu, config)
-    if mma is None:
+    through_tma = kernel.loads == "descriptor"
+    if mma is None or (through_tma and not descriptors.has_tma(gpu)):
         return None
     D, e = problem.padded_D, problem.element_bytes
     q_tile, k_tile, warps, stages = (
@@ -182,7 +184,7 @@ def _plan(
         two_groups=q_tile if two_groups else 0,
         move=16 * WARP * warps if two_groups else 0,  # 16 bytes a thread
     )
-    return _through_descriptors(plan, problem, config) if kernel.loads == "descriptor" else plan
+    return _through_descriptors(plan, problem, config) if through_tma else plan
 
 
 def _through_descriptors(plan: Plan, problem: Problem, config: Config) -> Plan:

@@ -22,7 +22,7 @@ class Kernel:
     heads_first: bool  # grid = (B * H, query tiles) instead of (query tiles, B * H)
     key_loops: int  # 1: one loop masks every tile; 2: an unmasked and a masked loop
     skips_causal_tiles: bool  # tiles above the diagonal are never visited
-    loads: Literal["pointer", "descriptor"] = "pointer"  # how Q, K and V come in
+    loads: Literal["pointer", "descriptor"] = "pointer"  # Q, K and V; descriptors are TMA's
 
 
 KERNELS = {
@@ -139,6 +139,8 @@ def load_kernel(kernel: Kernel) -> ModuleType:
     """
     import importlib.util
 
+    if kernel.loads == "descriptor":
+        _give_descriptors_memory()
     if kernel.path.parent == _HERE:
         return importlib.import_module(f"flashtune.kernels.{kernel.name}")
     spec = importlib.util.spec_from_file_location(f"flashtune_user_{kernel.name}", kernel.path)
@@ -152,3 +154,16 @@ def load_kernel(kernel: Kernel) -> ModuleType:
             "Fix the file and run again.",
         ) from error
     return module
+
+
+def _give_descriptors_memory() -> None:
+    """A launch whose programs make descriptors needs scratch memory for them (128 bytes each), and
+    Triton asks its user for it. Compiling does not, so that torch is only loaded by a launch."""
+    import triton
+
+    def allocate(size: int, alignment: int, stream: int | None) -> object:
+        import torch
+
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+    triton.set_allocator(allocate)

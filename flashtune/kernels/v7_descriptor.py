@@ -17,6 +17,16 @@ TMA_ALIGNMENT = 16  # bytes
 
 
 @triton.jit
+def head_descriptor(
+    base, rows, row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, TILE_SIZE: tl.constexpr
+):
+    """A descriptor of one head, whose tiles are (TILE_SIZE, PADDED_D): zeros beyond (rows, D)."""
+    # A single row is never stepped from, and the launcher passes 0: TMA need not accept that.
+    row_stride = tl.where(rows == 1, D, row_stride)
+    return tl.make_tensor_descriptor(base, [rows, D], [row_stride, 1], [TILE_SIZE, PADDED_D])
+
+
+@triton.jit
 def attend_key_tiles(
     O_acc, l_acc, m_acc, Q_i, q_rows, K_desc, V_desc, start, stop, N_KEYS, qk_scale,
     K_TILE_SIZE: tl.constexpr, MASKED: tl.constexpr, is_causal: tl.constexpr,
@@ -62,16 +72,9 @@ def flash_fwd_kernel(
         stride_qb, stride_qh, stride_kb, stride_kh, stride_vb, stride_vh,
         stride_ob, stride_oh, stride_lb, stride_lh, STRIDES_OF_8,
     )  # fmt: skip
-    # One head each: the row that follows a head's last one must not be loaded for it.
-    Q_desc = tl.make_tensor_descriptor(
-        Q_base, [N_QUERIES, D], [stride_qq, 1], [Q_TILE_SIZE, PADDED_D]
-    )
-    K_desc = tl.make_tensor_descriptor(
-        K_base, [N_KEYS, D], [stride_kk, 1], [K_TILE_SIZE, PADDED_D]
-    )
-    V_desc = tl.make_tensor_descriptor(
-        V_base, [N_KEYS, D], [stride_vk, 1], [K_TILE_SIZE, PADDED_D]
-    )
+    Q_desc = head_descriptor(Q_base, N_QUERIES, stride_qq, D, PADDED_D, Q_TILE_SIZE)
+    K_desc = head_descriptor(K_base, N_KEYS, stride_kk, D, PADDED_D, K_TILE_SIZE)
+    V_desc = head_descriptor(V_base, N_KEYS, stride_vk, D, PADDED_D, K_TILE_SIZE)
 
     q_rows = q_start + tl.arange(0, Q_TILE_SIZE)
     Q_i = Q_desc.load([q_start, 0])
@@ -103,22 +106,21 @@ def flash_fwd_kernel(
                N_QUERIES, D, PADDED_D, WIDE)  # fmt: skip
 
 
-def refuse_what_tma_cannot_read(**arguments):
-    """Raises ValueError unless Q, K and V begin and step in multiples of 16 bytes.
-
-    Runs before every launch and compile, with their keyword arguments.
-    """
+def refuse_what_tma_cannot_read(*values, **named):
+    """Raises ValueError unless Q, K and V begin, and step from row to row and head to head, in
+    multiples of 16 bytes. Triton calls it with a launch's arguments before it does anything."""
+    arguments = dict(zip(flash_fwd_kernel.arg_names, values, strict=False)) | named
     for letter, axes in (("q", "bhq"), ("k", "bhk"), ("v", "bhk")):
         tensor = arguments[f"{letter.upper()}_ptr"]
         element_bytes = 4 if str(tensor.dtype).endswith("float32") else 2
-        steps = {axis: arguments[f"stride_{letter}{axis}"] * element_bytes for axis in axes}
-        off = [f"a stride of {step} bytes" for step in steps.values() if step % TMA_ALIGNMENT]
+        steps = [arguments[f"stride_{letter}{axis}"] * element_bytes for axis in axes]
+        off = [f"a stride of {step} bytes" for step in steps if step % TMA_ALIGNMENT]
         if tensor.data_ptr() % TMA_ALIGNMENT:
-            off.append("an address that is no multiple of 16")
+            off.append(f"address {tensor.data_ptr():#x}")
         if off:
             raise ValueError(
                 f"{letter.upper()} has {' and '.join(off)}: v7_descriptor loads through TMA, which"
-                " reads multiples of 16 bytes. v6_heads_first takes any layout."
+                f" reads at multiples of {TMA_ALIGNMENT} bytes; v6_heads_first takes any layout"
             )
 
 
