@@ -198,8 +198,8 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
         return Verdict(
             OutClass.CANNOT,
             "no_tma",
-            f"{gpu.title} has no TMA (compute capability 9.0 and up): Triton would replace the"
-            " descriptors by pointers, which v6_heads_first loads through anyway",
+            f"{gpu.title} has no TMA, which came with compute capability 9.0: Triton would turn the"
+            " descriptors into pointers, which are v6_heads_first's",
         )
     if accumulators > ALWAYS_OUT_ACCUMULATORS:
         return Verdict(

@@ -15,7 +15,8 @@ from dataclasses import asdict
 
 from attention_cases import Case, run_case
 
-KERNELS = ("v0_baseline", "v6_heads_first")
+KERNELS = ("v0_baseline", "v6_heads_first", "v7_descriptor")
+LAYOUTS = ("contiguous", "transposed", "odd_rows", "packed", "three_axes")
 DTYPES = ("fp16", "fp32")  # the interpreter's bf16 is garbage up to 3.9
 TOLERANCES = {"fp16": 1e-2, "fp32": 1e-4}  # fp32 has no TF32 rounding here
 
@@ -60,8 +61,10 @@ def _layouts() -> list[Case]:
     plain = [
         Case(kernel, 2, 2, 2, 20, 40, d, causal, "fp32", "16x32x4x2", layout)
         for kernel in KERNELS
-        for layout in ("contiguous", "transposed", "odd_rows", "packed", "three_axes")
+        for layout in LAYOUTS
         for d, causal in ((40, True), (64, False))
+        # TMA reads no such rows: a test says that v7 refuses them.
+        if (kernel, layout) != ("v7_descriptor", "odd_rows")
     ]
     grouped = [
         Case(kernel, 2, 4, 2, 20, 40, 40, True, "fp32", "16x32x4x2", layout)

@@ -43,9 +43,10 @@ ROOMS = {
     "space": Room("config_files errors records"),
     "allocator": Room(),
     "tensor_cores": Room("gpu records"),
-    "shared": Room("allocator gpu kernels records tensor_cores"),
+    "descriptors": Room("gpu tensor_cores"),
+    "shared": Room("allocator descriptors gpu kernels records tensor_cores"),
     "registers": Room("kernels records tensor_cores"),
-    "budget": Room("gpu kernels records registers shared tensor_cores"),
+    "budget": Room("descriptors gpu kernels records registers shared tensor_cores"),
     "machine": Room("gpu"),
     "operations": Room("gpu kernels records tensor_cores"),
     "cost": Room("budget gpu kernels machine operations records tensor_cores"),
@@ -53,11 +54,12 @@ ROOMS = {
     "plan": Room("budget cost gpu kernels records"),
     "calibrate": Room("budget cost gpu kernels machine records", third_inside="numpy"),
     "audit_model": Room("budget calibrate cost errors kernels machine recorded records results"),
-    "kernels": Room("errors records"),
+    "kernels": Room("errors records", third_inside="torch triton"),
     "kernels.launch": Room("kernels records", third_inside="torch"),
     "kernels.tiles": Room(third="triton"),
     "kernels.v0_baseline": Room("kernels.tiles", third="triton"),
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
+    "kernels.v7_descriptor": Room("kernels.tiles", third="triton"),
     "cubin": Room(),
     "doubts": Room("results"),
     "children": Room(third_inside="joblib"),
@@ -65,7 +67,8 @@ ROOMS = {
         "children cubin errors kernels kernels.launch records", third_inside="joblib triton"
     ),
     "audit_budget": Room(
-        "compiler errors gpu kernels kernels.launch records shared", third_inside="triton"
+        "compiler descriptors errors gpu kernels kernels.launch records shared",
+        third_inside="triton",
     ),
     "recorded": Room("errors gpu kernels parquet records results store", third_inside="pyarrow"),
     "race": Room("records stats"),
@@ -101,7 +104,7 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
     "records", "results", "errors", "config_files", "driver", "gpu", "versions", "provenance",
-    "space", "tensor_cores", "allocator", "shared", "registers", "budget",
+    "space", "tensor_cores", "allocator", "descriptors", "shared", "registers", "budget",
     "machine", "operations", "cost", "explain", "plan", "kernels", "kernels.launch",
     "compiler", "sweep",
     "parquet", "store", "export",
