@@ -69,14 +69,15 @@ def needs(
     problem: Problem, config: Config, kernel: Kernel, kind: Instructions | None
 ) -> tuple[float, float, float, float, float, float]:
     """What takes registers in one thread, in the order of :class:`Weights`: 1, elements of S, of O,
-    copies of K and V, 1 in a loop that masks beside one that does not, and S again in fp32."""
+    copies of K and V, 1 in a loop that masks beside one that does not, and S again in fp32.
+
+    Through descriptors no thread holds a copy's address; but where its share of K and V is large,
+    so are the operands that it loads. Configs that spill are found better with them counted."""
     threads = WARP * config.num_warps
     repeated_s, repeated_o = repeats(problem, config, kind)
     scores = config.q_tile * config.k_tile / threads * repeated_s
     outputs = config.q_tile * problem.padded_D / threads * repeated_o
     copied = 2 * config.k_tile * problem.padded_D * problem.element_bytes
-    if kernel.loads == "descriptor":  # one thread copies all of it and holds no addresses
-        copied = 0
     masks = 1.0 if kernel.key_loops == 2 and problem.causal else 0.0
     fp32_scores = scores if problem.element_bytes == 4 else 0.0
     return 1.0, scores, outputs, copied / COPY_BYTES / threads, masks, fp32_scores

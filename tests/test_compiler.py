@@ -183,7 +183,7 @@ def test_head_dimension_40_keeps_asynchronous_copies(
 def test_descriptors_load_through_tma_alone(
     cc: int, problem: Problem, batch: dict[CompileJob, Compiled], batch_cache: Path
 ) -> None:
-    """The machine code has bulk tensor loads, and no asynchronous copy or plain load beside them."""
+    """The machine code has bulk tensor loads, and no asynchronous copy or plain load beside."""
     compiled = batch[job("64x32x4x3", cc, problem, V7)]
     assert compiled.failure is None, compiled.reason
     (cubin,) = (
