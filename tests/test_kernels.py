@@ -16,6 +16,9 @@ from attention_cases import LAYOUTS, Case, Outcome, run_case
 from conftest import once, subprocess_env
 from interpreter_cases import KERNELS
 
+from flashtune.kernels import KERNELS as TABLE
+from flashtune.kernels import load_kernel
+
 HERE = Path(__file__).resolve().parent
 GPU_TOLERANCES = {"fp32": 1e-2, "bf16": 2e-2, "fp16": 1e-2}  # the articles'; fp32 rounds to TF32
 ARTICLE_SHAPES = (
@@ -60,6 +63,10 @@ def run_interpreter_cases(_: Path) -> dict[str, dict[str, Any]]:
     return outcomes
 
 
+def test_every_kernel_is_interpreted() -> None:
+    assert set(KERNELS) == set(TABLE)
+
+
 @pytest.mark.parametrize("case", interpreter_cases.cases(), ids=str)
 def test_interpreter(case: Case, interpreted: dict[str, dict[str, Any]]) -> None:
     record = dict(interpreted[str(case)])
@@ -86,6 +93,19 @@ def test_last_stride_other_than_one_is_refused(name: str) -> None:
     q, k, v, o, lse = tensors.values()
     with pytest.raises(ValueError, match=f"{name} has last stride 2"):
         arguments(q, k, v, o, lse, causal=False)
+
+
+def test_descriptors_get_scratch_memory_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton asks for it at a launch, and a launch that nobody answers fails."""
+    import torch
+    from triton.runtime import _allocation
+
+    load_kernel(TABLE["v7_descriptor"])
+    give = _allocation._allocator.get()
+    empty = functools.partial(torch.empty, device="cpu")
+    monkeypatch.setattr(torch, "empty", lambda *size, dtype, device: empty(*size, dtype=dtype))
+    scratch = give(384, 128, None)
+    assert (scratch.dtype, scratch.numel()) == (torch.int8, 384)
 
 
 def test_last_stride_of_a_single_element_is_anything() -> None:
