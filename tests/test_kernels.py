@@ -143,6 +143,14 @@ def gpu_cases() -> list[Case]:
         for causal in (False, True)
         for kv_heads in ((8,) if layout == "three_axes" else (8, 2))
     ]
+    through_tma = [
+        Case("v7_descriptor", 2, 4, 2, 190, 150, d, causal, dtype, config, layout)
+        for d in (8, 40, 72, 128, 136, 256)
+        for causal, dtype in ((True, "bf16"), (False, "fp16"), (True, "fp32"))
+        for config, layout in (
+            ("64x32x4x2", "packed"), ("32x16x2x1", "transposed"), ("128x64x8x3", "guarded")
+        )
+    ]  # fmt: skip
     lengths = [(1, 1), (1, 300), (300, 1), (64, 64), (65, 64), (64, 65), (500, 60), (60, 500)]
     edges = [
         Case(kernel, 2, 2, 2, n, n_k, 64, causal, "bf16", "64x16x4x3")
@@ -150,7 +158,7 @@ def gpu_cases() -> list[Case]:
         for n, n_k in lengths
         for causal in (False, True)
     ]
-    return [*shapes, *dimensions, *layouts, *edges]
+    return [*shapes, *dimensions, *layouts, *through_tma, *edges]
 
 
 @pytest.mark.gpu
