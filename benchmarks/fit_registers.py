@@ -201,7 +201,7 @@ def draw(rng: random.Random, triton: tuple[int, int]) -> CompileJob | None:
     config = Config(*(rng.choice(axis) for axis in (TILES, TILES, WARPS, STAGES[:5])))
     kernel, gpu = rng.choice(list(KERNELS.values())), find_gpu(CARDS[cc])
     budget = assess(problem, config, gpu, kernel, triton)
-    if budget.accumulators > 512 or (budget.shared or 0) > budget.shared_limit:
+    if budget.lacks_tma or budget.accumulators > 512 or (budget.shared or 0) > budget.shared_limit:
         return None
     if budget.accumulators > 256 and rng.random() < 0.7:
         return None

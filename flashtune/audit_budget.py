@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flashtune.compiler import CompileJob, compile_all, prepare_worker
+from flashtune.descriptors import has_tma
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import KERNELS, Kernel
@@ -110,9 +111,17 @@ def draw(count: int, seed: int, gpus: Sequence[GpuSpec]) -> list[Case]:
                 case, odd_address=which if address else "", odd_strides="" if address else which
             )
         elements = config.q_tile * (config.k_tile + problem.padded_D)
-        if elements <= MAX_ACCUMULATORS * 32 * config.num_warps:
+        if elements <= MAX_ACCUMULATORS * 32 * config.num_warps and _launches(case):
             found.append(case)
     return found
+
+
+def _launches(case: Case) -> bool:
+    """Whether the kernel would be launched like this at all: TMA needs a card that has it, and
+    addresses and strides in multiples of 16 bytes."""
+    if case.kernel.loads == "pointer":
+        return True
+    return has_tma(case.gpu) and not (case.odd_address or case.odd_strides)
 
 
 def audit(

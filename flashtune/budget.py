@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from flashtune.descriptors import has_tma
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.kernels.launch import grid
@@ -35,6 +36,7 @@ class Budget:
     repeats: float  # tensor work executed / needed, before masking
     warps_stacked: bool  # each warp owns whole rows; False: warps sit side by side along the keys
     instructions: Instructions | None  # None: a compute capability nobody checked
+    lacks_tma: bool  # the kernel loads through descriptors and the card has no TMA
     registers: Registers  # predicted: only the compiler knows
     wgmma_registers: int  # a thread's, that ptxas insists on for the widest wgmma; 0: none
     blocks_by_shared: int | None
@@ -169,6 +171,7 @@ def assess(
         repeats=sum(repeats(problem, config, kind)) / 2,
         warps_stacked=is_stacked(problem, config, kind),
         instructions=kind,
+        lacks_tma=kernel.loads == "descriptor" and not has_tma(gpu),
         registers=predict_registers(problem, config, kernel, kind, cap),
         wgmma_registers=wgmma_registers(problem, config) if wgmma else 0,
         blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
@@ -198,6 +201,13 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
     recorded exhaustive sweep can judge the rules.
     """
     accumulators, cap = budget.accumulators, budget.register_cap
+    if budget.lacks_tma:
+        return Verdict(
+            OutClass.CANNOT,
+            "no_tma",
+            f"{gpu.title} has no TMA, which came with compute capability 9.0: Triton would turn the"
+            " descriptors into pointers, which are v6_heads_first's",
+        )
     if accumulators > ALWAYS_OUT_ACCUMULATORS:
         return Verdict(
             OutClass.HOPELESS,

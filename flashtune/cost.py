@@ -248,11 +248,12 @@ class Model:
     def _instructions(self, work: StepWork, warps: int) -> float:
         """A step's instructions by thread, without the multiplies and their operands' loads."""
         per_score = _PER_SCORE + (_PER_SCORE_ONE_LOOP if self.kernel.key_loops == 1 else 0.0)
+        copies = work.copies if self.kernel.loads == "pointer" else 0.0  # TMA works them out itself
         return (
             work.scores * per_score
             + work.outputs * _PER_OUTPUT
             + work.rows * _PER_ROW
-            + work.copies * _PER_COPY
+            + copies * _PER_COPY
             + warps * WARP * _PER_THREAD
         )
 

@@ -1,4 +1,4 @@
-"""The ladder of the articles: seven steps from a first kernel to one that keeps up with SDPA.
+"""The ladder: the articles' steps from a first kernel to one that keeps up with SDPA, and beyond.
 
 A step is a body and a way to choose its config. Several steps change only the config: they share
 the body of another step, and no body is written twice. Which configs a step gets on a given card is
@@ -81,6 +81,12 @@ _STEPS = (
         "heads on grid axis 0 and query tiles reversed: the longest programs start first",
         "v6_heads_first",
         Tuned("v6_heads_first"),
+    ),
+    Step(
+        "v7_descriptor",
+        "Q, K and V through tensor descriptors: TMA copies whole tiles",
+        "v7_descriptor",
+        Tuned("v7_descriptor"),
     ),
 )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flashtune.kernels import Kernel
 from flashtune.records import Config, Problem
-from flashtune.tensor_cores import WARP, WGMMA_ROWS, Instructions, repeats
+from flashtune.tensor_cores import WARP, WGMMA_ROWS, Instructions, reads_in_place, repeats
 
 COPY_BYTES = 16  # of one asynchronous copy
 WGMMA_OVERHEAD = 26
@@ -69,12 +69,18 @@ def needs(
     problem: Problem, config: Config, kernel: Kernel, kind: Instructions | None
 ) -> tuple[float, float, float, float, float, float]:
     """What takes registers in one thread, in the order of :class:`Weights`: 1, elements of S, of O,
-    copies of K and V, 1 in a loop that masks beside one that does not, and S again in fp32."""
+    copies of K and V, 1 in a loop that masks beside one that does not, and S again in fp32.
+
+    Through descriptors no thread holds a copy's address. With mma.sync its share of K and V counts
+    all the same, as operands in registers.
+    """
     threads = WARP * config.num_warps
     repeated_s, repeated_o = repeats(problem, config, kind)
     scores = config.q_tile * config.k_tile / threads * repeated_s
     outputs = config.q_tile * problem.padded_D / threads * repeated_o
     copied = 2 * config.k_tile * problem.padded_D * problem.element_bytes
+    if kernel.loads == "descriptor" and reads_in_place(kind):
+        copied = 0
     masks = 1.0 if kernel.key_loops == 2 and problem.causal else 0.0
     fp32_scores = scores if problem.element_bytes == 4 else 0.0
     return 1.0, scores, outputs, copied / COPY_BYTES / threads, masks, fp32_scores

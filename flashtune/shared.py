@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from flashtune import descriptors
 from flashtune.allocator import PLAIN_ALIGNMENT, SCRATCH_ALIGNMENT, Buffer, place, total, up
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
@@ -47,11 +48,11 @@ class Term:
 # for a single operation. "Q-" in a loop's line holds for the last loop only. A prime marks the
 # second buffer of a loop whose first iteration was peeled off.
 
-_MMA_LOOPS = {  # by (K copied ahead, V copied ahead); {} is the softmax
-    (True, True): "K+ V+ {} Q- V- K-",
-    (True, False): "K+ V+ {} V- Q- K-",
-    (False, True): "V+ turn! {} Q- V-",
-    (False, False): "turn! V+ {} V- Q-",
+_MMA_LOOPS = {  # by (K copied ahead, V copied ahead)
+    (True, True): "K+ V+ {softmax} Q- V- K-",
+    (True, False): "K+ V+ {softmax} V- Q- K-",
+    (False, True): "V+ turn! {softmax} Q- V-",
+    (False, False): "turn! V+ {softmax} V- Q-",
 }
 _WGMMA_LOOPS = {
     (True, True): "K+ V+ Q- V- K-",
@@ -62,21 +63,22 @@ _WGMMA_LOOPS = {
 # With tensor memory, the multiplies run asynchronously and barriers say when they are done. From
 # two stages on, S of the next tile is multiplied while this one's softmax runs: two rounds of it.
 _TCGEN05_LOOPS = {
-    (True, True): "bar+ bar'+ K+ V+ {first} {second} Q- {last} V- K- bar'- bar-",
-    (True, False): "bar+ bar'+ K+ V+ {first} V'+ {second} Q- {last} V- V'- K- bar'- bar-",
+    (True, True): "bar+ bar'+ K+ V+ {first} {between} {beside} Q- {last} V- K- bar'- bar-",
+    (True, False): "bar+ bar'+ K+ V+ {first} V'+ {between} {beside} Q- {last} V- V'- K- bar'- bar-",
     (False, True): "bar+ V+ K+ s+ K- s- {whole} K'+ s'+ K'- s'- {whole} Q- V- bar-",
     (False, False): "bar+ K+ V+ s+ K- s- {whole} V'+ K'+ s'+ K'- s'- {whole} Q- V- V'- bar-",
 }
 _TCGEN05_ONE_STAGE = "K+ V+ s+ K- s- {single} s'+ V- s'- Q-"
-_NO_SCRATCH = {"first": "", "second": "", "last": "", "whole": "", "single": ""}
+_NO_SCRATCH = dict.fromkeys(("first", "between", "beside", "last", "whole", "single"), "")
 _TCGEN05_SCRATCH = {
     # 8 warps on 64 rows: two groups side by side along the keys meet in every row reduction.
-    64: {"first": "rows!", "second": "rows! rows!", "last": "rows!",
+    64: {"first": "rows!", "between": "rows!", "beside": "rows!", "last": "rows!",
          "whole": "rows! rows!", "single": "rows! rows!"},
     # 8 warps on 128 rows: the groups share S by rows and O by columns; what rescales O moves.
-    128: {"first": "scale!", "second": "scale!", "last": "", "whole": "scale!", "single": ""},
+    128: {"first": "scale!", "between": "", "beside": "scale!", "last": "",
+          "whole": "scale!", "single": ""},
 }  # fmt: skip
-_SCRATCH = frozenset({"turn", "rows", "scale", "move"})
+_SCRATCH = frozenset({"turn", "rows", "scale", "move", "map"})
 
 _WHY = {
     "Q": ("Q tile", "q_tile x D, read by every Q K^T"),
@@ -89,6 +91,12 @@ _WHY = {
     "move": ("P in another layout", "from the warps that hold S to those that hold O"),
     "bar": ("barriers", "which multiplies are done"),
     "s": ("barriers", "which multiply is done"),
+    "T": ("V turned round", "k_tile x D; tensor cores read fp32 along the keys only"),
+    "map": ("tensor map", "a descriptor in the making"),
+    "full": ("barriers", "which tiles have arrived"),
+    "q": ("barriers", "whether the tile has arrived"),
+    "k": ("barriers", "whether the tile has arrived"),
+    "v": ("barriers", "whether the tile has arrived"),
 }
 
 
@@ -96,11 +104,13 @@ class Plan(NamedTuple):
     """What decides a kernel's buffers, all in bytes but for the counts."""
 
     instructions: Instructions
+    descriptors: bool
     q: int
     kv: int  # one tile of K or V
     k_tiles: int  # tiles that are copied ahead; 0: loaded when it is needed
     v_tiles: int
     stages: int
+    turned_alignment: int  # of V turned round, where it came through a descriptor; 0: as it came
     turn: int  # K's scratch between two register layouts
     v_in_lanes: bool  # V needs no buffer at all
     p: int  # P's round trip; 0: warps are stacked
@@ -118,7 +128,8 @@ def _plan(
     aligned_q: bool, aligned_k: bool, aligned_v: bool,
 ) -> Plan | None:  # fmt: skip
     mma = instructions(gpu, config)
-    if mma is None:
+    through_tma = kernel.loads == "descriptor"
+    if mma is None or (through_tma and not descriptors.has_tma(gpu)):
         return None
     D, e = problem.padded_D, problem.element_bytes
     q_tile, k_tile, warps, stages = (
@@ -153,13 +164,15 @@ def _plan(
     two_groups = mma is Instructions.TCGEN05 and warps == 8 and q_tile < 256
     if two_groups:
         rows = _row_scratch(q_tile, 2 * MMA_COLUMNS, 2, triton)
-    return Plan(
+    plan = Plan(
         instructions=mma,
+        descriptors=False,
         q=q_tile * D * e,
         kv=k_tile * D * e,
         k_tiles=ahead if k_ahead else 0,
         v_tiles=ahead if v_ahead else 0,
         stages=stages,
+        turned_alignment=0,
         turn=turn,
         v_in_lanes=v_in_lanes,
         p=p,
@@ -167,10 +180,30 @@ def _plan(
         p_with_rows=e == 4,
         q_in_registers=kernel.key_loops == 2 and q_tile * D < WARP * warps,
         loops=kernel.key_loops,
-        alignment=PLAIN_ALIGNMENT if mma is Instructions.MMA else 8 * min(128, D * e),
+        alignment=PLAIN_ALIGNMENT if mma is Instructions.MMA else _swizzle_block(D * e),
         two_groups=q_tile if two_groups else 0,
         move=16 * WARP * warps if two_groups else 0,  # 16 bytes a thread
     )
+    return _through_descriptors(plan, problem, config) if through_tma else plan
+
+
+def _through_descriptors(plan: Plan, problem: Problem, config: Config) -> Plan:
+    """The same kernel with its tiles copied by TMA."""
+    e = problem.element_bytes
+    turned = e == 4 and plan.instructions is not Instructions.MMA
+    k_tiles, v_tiles = descriptors.tiles_ahead(plan.instructions, plan.stages, turned)
+    return plan._replace(
+        descriptors=True,
+        k_tiles=k_tiles if plan.stages >= 2 else 0,
+        v_tiles=v_tiles if plan.stages >= 2 else 0,
+        alignment=_swizzle_block(problem.padded_D * e),
+        turned_alignment=_swizzle_block(config.k_tile * e) if turned else 0,
+    )
+
+
+def _swizzle_block(row_bytes: int) -> int:
+    """Bytes after which the swizzle of a tile with such rows repeats."""
+    return 8 * min(128, row_bytes)
 
 
 def _row_scratch(q_tile: int, k_tile: int, warps: int, triton: tuple[int, int]) -> int:
@@ -186,22 +219,31 @@ def _row_scratch(q_tile: int, k_tile: int, warps: int, triton: tuple[int, int]) 
 def _schedule(plan: Plan) -> str:
     """The kernel as a line of events."""
     ahead = (plan.k_tiles > 0, plan.v_tiles > 0)
-    after = ""
+    scratch = _scratch(plan)
+    # O is rescaled a last time behind the loops.
+    after = " scale!" if plan.two_groups == 128 else ""
+    if plan.descriptors:
+        kind, turned = plan.instructions, plan.turned_alignment > 0
+        return descriptors.schedule(kind, all(ahead), turned, plan.loops, scratch) + after
     if plan.instructions is Instructions.MMA:
-        loop = "turn! Q-" if plan.v_in_lanes else _MMA_LOOPS[ahead].format(_softmax(plan))
+        loop = "turn! Q-" if plan.v_in_lanes else _MMA_LOOPS[ahead]
     elif plan.instructions is Instructions.WGMMA:
         loop = _WGMMA_LOOPS[ahead]
     else:
-        scratch = dict(_TCGEN05_SCRATCH.get(plan.two_groups, _NO_SCRATCH))
-        if plan.two_groups == 128:
-            scratch["single"] = "move! scale!" if plan.p_with_rows else "scale! move!"
-            after = " scale!"
-        template = _TCGEN05_ONE_STAGE if plan.stages == 1 else _TCGEN05_LOOPS[ahead]
-        loop = template.format(**scratch)
+        loop = _TCGEN05_ONE_STAGE if plan.stages == 1 else _TCGEN05_LOOPS[ahead]
+    loop = loop.format_map(scratch)
     if plan.q_in_registers:
         return "Q! " + " ".join([loop.replace(" Q-", "")] * plan.loops) + after
     first = [loop.replace(" Q-", "")] * (plan.loops - 1)
     return " ".join(["Q+", *first, loop]) + after
+
+
+def _scratch(plan: Plan) -> dict[str, str]:
+    """What the operations of a loop need for themselves, by their place in it."""
+    scratch = dict(_TCGEN05_SCRATCH.get(plan.two_groups, _NO_SCRATCH))
+    if plan.two_groups == 128:
+        scratch["single"] = "move! scale!" if plan.p_with_rows else "scale! move!"
+    return {**scratch, "softmax": _softmax(plan)}
 
 
 def _softmax(plan: Plan) -> str:
@@ -247,7 +289,13 @@ def _size(plan: Plan, slot: str) -> tuple[int, int]:
         return plan.p, PLAIN_ALIGNMENT
     if kind == "bar":
         return 2 * _BARRIER, PLAIN_ALIGNMENT
-    if kind == "s":
+    if kind == "T":
+        return plan.kv, plan.turned_alignment
+    if kind == "full":
+        return (plan.k_tiles if slot == kind else plan.v_tiles) * _BARRIER, PLAIN_ALIGNMENT
+    if kind == "map":
+        return descriptors.MAP_BYTES, SCRATCH_ALIGNMENT
+    if kind in ("s", "q", "k", "v"):
         return _BARRIER, PLAIN_ALIGNMENT
     if kind == "turn":
         return plan.turn, SCRATCH_ALIGNMENT
@@ -296,6 +344,8 @@ def shared_bytes(
     plan = _plan(problem, config, gpu, kernel, triton, aligned_q, aligned_k, aligned_v)
     if plan is None:
         return None
+    if plan.descriptors:
+        return _placed_bytes(plan)
     if plan.instructions is not Instructions.TCGEN05:
         return _peak(plan)
     closed = _tcgen05_closed(plan)

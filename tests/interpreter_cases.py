@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from attention_cases import VALUES, Case, run_case
+from attention_cases import LAYOUTS, VALUES, Case, run_case
 
 from flashtune.kernels import KERNELS
 
@@ -61,8 +61,11 @@ def _layouts() -> list[Case]:
     plain = [
         Case(kernel, 2, 2, 2, 20, 40, d, causal, "fp32", "16x32x4x2", layout)
         for kernel in KERNELS
-        for layout in ("contiguous", "transposed", "odd_rows", "packed", "three_axes")
+        for layout in LAYOUTS
+        if layout != "guarded"  # what every other case has
         for d, causal in ((40, True), (64, False))
+        # TMA reads no such rows: a test says that v7 refuses them.
+        if (kernel, layout) != ("v7_descriptor", "odd_rows")
     ]
     grouped = [
         Case(kernel, 2, 4, 2, 20, 40, 40, True, "fp32", "16x32x4x2", layout)

@@ -20,7 +20,8 @@ from flashtune.records import Problem
 from flashtune.space import parse_config
 
 ADA = find_gpu("rtx-4070-super")
-V0 = KERNELS["v0_baseline"]
+HOPPER, BLACKWELL = find_gpu("h200"), find_gpu("b200")
+V0, V7 = KERNELS["v0_baseline"], KERNELS["v7_descriptor"]
 
 
 @pytest.fixture
@@ -51,6 +52,9 @@ def test_the_sample_reaches_every_corner() -> None:
     assert {c.config.num_warps for c in drawn} == {1, 2, 4, 8, 16}
     assert {c.config.num_stages for c in drawn} == set(range(1, 8))
     assert {c.odd_address + c.odd_strides for c in drawn} == {"", "k", "v", "kv", "qkv"}
+    through_tma = [c for c in drawn if c.kernel is V7]
+    assert {c.gpu.cc for c in through_tma} == {"9.0", "10.0", "12.0"}
+    assert {c.odd_address + c.odd_strides for c in through_tma} == {""}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,39 @@ def test_the_budget_is_exact_on_a_fresh_sample(cli: CommandLine) -> None:
     assert report["seed"] == int(seed)
     assert not (cli.cache / "cache").exists()
     assert cli.left_behind() == {}
+
+
+def test_descriptors_are_exact_on_a_fresh_sample() -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    cards = [HOPPER, BLACKWELL, find_gpu("rtx-5090")]
+    drawn = [c for c in draw(120, seed, cards) if c.kernel is V7][:30]
+    assert len(drawn) >= 15
+    try:
+        report = audit(drawn, triton_version(), 2)
+    finally:
+        stop_compile_pool()
+    assert [
+        (str(f.case), f.predicted, f.compiled) for f in report.findings if f.kind != "exact"
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"odd_address": "k"}, "K has address 0x4"),
+        ({"odd_strides": "v"}, "V has a stride of"),
+        ({"odd_strides": "q", "odd_address": "q"}, "and address 0x4"),
+    ],
+)
+def test_a_launch_that_tma_would_get_wrong_is_refused(odd: dict[str, str], said: str) -> None:
+    """By the call that a launch makes, too: it fails before it compiles anything."""
+    asked = Case(V7, case().problem, parse_config("64x64x4x1"), HOPPER, **odd)
+    try:
+        (finding,) = audit([asked], triton_version(), 1).findings
+    finally:
+        stop_compile_pool()
+    assert finding.kind == "refused"
+    assert said in str(finding.reason) and "reads at multiples of 16 bytes" in str(finding.reason)
 
 
 WRONG_MODEL = """

@@ -28,7 +28,7 @@ from flashtune.records import Compiled, Problem, Status
 from flashtune.space import parse_config
 
 HERE = Path(__file__).resolve().parent
-V0, V6 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"]
+V0, V6, V7 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"], KERNELS["v7_descriptor"]
 PROBLEM = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
 SMALL = "16x16x1x1"  # compiles fastest
 
@@ -77,6 +77,7 @@ BATCH = [
     *(job("64x32x4x3", cc) for cc in CAPABILITIES),
     *(job(config, kernel=V0) for config in ARTICLE_TABLE),
     *(job("64x32x4x3", problem=NARROW, kernel=kernel) for kernel in (V0, V6)),
+    *(job("64x32x4x3", cc, problem, V7) for cc in (90, 120) for problem in (PROBLEM, NARROW)),
 ]
 
 
@@ -177,6 +178,27 @@ def test_head_dimension_40_keeps_asynchronous_copies(
     assert found == len({j for j in BATCH if j.kernel is kernel and j.cc == 89})
 
 
+@pytest.mark.parametrize("problem", [PROBLEM, NARROW], ids=str)
+@pytest.mark.parametrize("cc", [90, 120])
+def test_descriptors_load_through_tma_alone(
+    cc: int, problem: Problem, batch: dict[CompileJob, Compiled], batch_cache: Path
+) -> None:
+    """The machine code has bulk tensor loads, and no asynchronous copy or plain load beside."""
+    compiled = batch[job("64x32x4x3", cc, problem, V7)]
+    assert compiled.failure is None, compiled.reason
+    (cubin,) = (
+        path
+        for path in batch_cache.glob("*/*.cubin")
+        if str(compiled.code_hash).startswith(read_cubin(path.read_bytes()).code_hash)
+    )
+    import triton
+
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(cubin)]
+    sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    opcodes = set(re.findall(r"\b(UTMALDG|LDGSTS|LDG|HGMMA|HMMA)\b", sass))
+    assert opcodes == {"UTMALDG", "HGMMA" if cc == 90 else "HMMA"}
+
+
 # The cache ---------------------------------------------------------------------------------------
 
 
@@ -197,10 +219,11 @@ def _compile_and_tell(job: CompileJob) -> Compiled:
 
 
 def test_a_worker_never_loads_torch(triton_cache: Path) -> None:
-    ((_, compiled),) = compile_all(BATCH[:1], 1, _compile_and_tell)
+    kernels = [BATCH[0], job("64x32x4x3", 90, kernel=V7)]
+    told = [compiled for _, compiled in compile_all(kernels, 1, _compile_and_tell)]
     stop_compile_pool()
-    assert compiled.failure is None and compiled.regs
-    assert compiled.reason == "False"
+    assert all(compiled.failure is None and compiled.regs for compiled in told)
+    assert [compiled.reason for compiled in told] == ["False", "False"]
 
 
 def _where(job: CompileJob) -> Compiled:

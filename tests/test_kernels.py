@@ -16,7 +16,7 @@ import pytest
 from attention_cases import LAYOUTS, VALUES, Case, Outcome, run_case
 from conftest import once, subprocess_env
 
-from flashtune.kernels import KERNELS
+from flashtune.kernels import KERNELS, load_kernel
 
 HERE = Path(__file__).resolve().parent
 GPU_TOLERANCES = {"fp32": 1e-2, "bf16": 2e-2, "fp16": 1e-2}  # the articles'; fp32 rounds to TF32
@@ -120,6 +120,19 @@ def test_last_stride_other_than_one_is_refused(name: str) -> None:
         arguments(q, k, v, o, lse, causal=False)
 
 
+def test_descriptors_get_scratch_memory_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton asks for it at a launch, and a launch that nobody answers fails."""
+    import torch
+    from triton.runtime import _allocation
+
+    load_kernel(KERNELS["v7_descriptor"])
+    give = _allocation._allocator.get()
+    empty = functools.partial(torch.empty, device="cpu")
+    monkeypatch.setattr(torch, "empty", lambda *size, dtype, device: empty(*size, dtype=dtype))
+    scratch = give(384, 128, None)
+    assert (scratch.dtype, scratch.numel()) == (torch.int8, 384)
+
+
 def test_last_stride_of_a_single_element_is_anything() -> None:
     import torch
 
@@ -155,6 +168,14 @@ def gpu_cases() -> list[Case]:
         for causal in (False, True)
         for kv_heads in ((8,) if layout == "three_axes" else (8, 2))
     ]
+    through_tma = [
+        Case("v7_descriptor", 2, 4, 2, 190, 150, d, causal, dtype, config, layout)
+        for d in (8, 40, 72, 128, 136, 256)
+        for causal, dtype in ((True, "bf16"), (False, "fp16"), (True, "fp32"))
+        for config, layout in (
+            ("64x32x4x2", "packed"), ("32x16x2x1", "transposed"), ("128x64x8x3", "guarded")
+        )
+    ]  # fmt: skip
     lengths = [(1, 1), (1, 300), (300, 1), (64, 64), (65, 64), (64, 65), (500, 60), (60, 500)]
     edges = [
         Case(kernel, 2, 2, 2, n, n_k, 64, causal, "bf16", "64x16x4x3")
@@ -168,7 +189,7 @@ def gpu_cases() -> list[Case]:
         for causal in (False, True)
         for values in VALUES[1:]
     ]
-    return [*shapes, *dimensions, *layouts, *edges, *values]
+    return [*shapes, *dimensions, *layouts, *edges, *values, *through_tma]
 
 
 @pytest.mark.gpu

@@ -41,11 +41,11 @@ def configs(step: str, problem: Problem = PROBLEM, gpu: str = "h200") -> list[st
 def test_the_steps_stand_in_the_articles_order() -> None:
     assert list(LADDER) == [
         "v0_baseline", "v1_tiles", "v2_autotune", "v3_causal_skip", "v4_exp2", "v5_final",
-        "v6_heads_first",
+        "v6_heads_first", "v7_descriptor",
     ]  # fmt: skip
     assert [step.body for step in LADDER.values()] == [
         "v0_baseline", "v0_baseline", "v0_baseline", "v3_causal_skip", "v4_exp2", "v4_exp2",
-        "v6_heads_first",
+        "v6_heads_first", "v7_descriptor",
     ]  # fmt: skip
 
 

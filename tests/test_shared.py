@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtune.allocator import Buffer, place, total
+from flashtune.descriptors import has_tma
 from flashtune.gpu import GpuSpec, find_gpu, known_gpus
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.records import Config, Problem
 from flashtune.shared import buffers, shared_bytes, terms
 from flashtune.space import parse_config
 
-V0, V6 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"]
+V0, V6, V7 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"], KERNELS["v7_descriptor"]
 ADA, HOPPER, BLACKWELL = find_gpu("rtx-4070-super"), find_gpu("h200"), find_gpu("b200")
 TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
@@ -73,6 +74,24 @@ def test_datacentre_blackwell_has_barriers_and_the_gap_that_alignment_leaves() -
     assert sum(parts.values()) == 33_792
 
 
+def test_tma_signals_a_barrier_for_each_tile_in_flight() -> None:
+    parts = sum_of("128x64x8x3", problem(), HOPPER, V7)
+    tiles = {"Q tile": 16_384, "K ring": 3 * 8192, "V ring": 3 * 8192}
+    # Q is placed behind the barriers, a whole swizzle block further.
+    assert parts == {**tiles, "barriers": 3 * 8, "alignment": 1024 - 3 * 8}
+    # Without wgmma K and V go on into registers, each with barriers of its own; so did Q, before.
+    assert sum_of("64x32x2x3", problem(), HOPPER, V7) == {
+        "K ring": 2 * 4096, "V ring": 2 * 4096, "barriers": 2 * 2 * 8,
+    }  # fmt: skip
+
+
+def test_wgmma_reads_fp32_along_the_keys_only_so_that_v_is_turned_round() -> None:
+    parts = sum_of("256x32x4x4", problem(128, "fp32"), HOPPER, V7)
+    tile = 32 * 128 * 4
+    assert (parts["K ring"], parts["V ring"], parts["V turned round"]) == (4 * tile, 3 * tile, tile)
+    assert parts["barriers"] == 4 * 8 + 3 * 8  # K and V are not waited for together any more
+
+
 @pytest.mark.parametrize("kernel", [V0, V6], ids=lambda kernel: kernel.name)
 def test_reductions_in_chunks_from_triton_3_8_on(kernel: Kernel) -> None:
     """fp32: P and the scratch of the row reductions are live together, so the chunks show."""
@@ -90,6 +109,11 @@ def test_a_compute_capability_that_nobody_checked_is_not_modelled() -> None:
     assert shared_bytes(*args) is None
     assert buffers(*args) is None
     assert terms(*args) is None
+
+
+def test_descriptors_are_not_modelled_where_triton_emulates_them() -> None:
+    assert bytes_of("64x32x4x3", gpu=ADA, kernel=V7) is None
+    assert bytes_of("64x32x4x3", gpu=HOPPER, kernel=V7) == 33_792
 
 
 def test_budget_prints_the_sum(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -129,6 +153,20 @@ RECORDED = [
     (V6, "rtx-4070-super", "16x64x1x1", 16, "fp32", (False, False), (3, 6), 3072),
     (V0, "h200", "32x16x1x1", 8, "fp32", (False, False), (3, 9), 3072),
     (V0, "rtx-4070-super", "256x256x1x1", 16, "fp32", (False, False), (3, 9), 32_768),
+    # Through descriptors: how K and V lie does not matter.
+    (V7, "h200", "128x64x8x1", 64, "bf16", (True, True), (3, 6), 32_776),
+    (V7, "h200", "128x64x8x2", 64, "bf16", (True, True), (3, 9), 49_168),
+    (V7, "h200", "64x32x2x1", 64, "bf16", (True, True), (3, 6), 8200),
+    (V7, "h200", "32x64x4x3", 64, "bf16", (True, True), (3, 9), 36_896),
+    (V7, "h200", "16x64x4x2", 64, "bf16", (True, True), (3, 9), 18_456),
+    (V7, "h200", "256x32x16x4", 136, "fp32", (True, True), (3, 6), 524_344),
+    (V7, "h200", "64x32x4x1", 128, "fp32", (True, True), (3, 9), 65_544),
+    (V7, "b200", "64x64x8x3", 64, "bf16", (True, True), (3, 9), 58_464),
+    (V7, "b200", "128x64x8x1", 64, "bf16", (True, True), (3, 9), 32_776),
+    (V7, "b200", "128x32x8x3", 64, "fp32", (True, True), (3, 6), 98_912),
+    (V7, "b200", "256x256x8x4", 256, "fp32", (True, True), (3, 6), 2_884_608),
+    (V7, "b200", "64x32x4x3", 112, "fp32", (True, True), (3, 9), 164_864),
+    (V7, "rtx-5090", "64x32x4x3", 64, "bf16", (True, True), (3, 9), 16_416),
 ]
 
 
@@ -203,9 +241,16 @@ problems = st.builds(
 )  # fmt: skip
 tiles = st.sampled_from([16, 32, 64, 128, 256])
 configs = st.builds(Config, tiles, tiles, st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 7))
-cases = st.tuples(
-    problems, configs, st.sampled_from(list(known_gpus().values())), st.sampled_from([V0, V6]),
-    st.sampled_from(TRITONS),
+cards = list(known_gpus().values())
+kernels_on_cards = [
+    (card, kernel)
+    for card in cards
+    for kernel in KERNELS.values()
+    if kernel.loads == "pointer" or has_tma(card)
+]
+cases = st.builds(
+    lambda p, config, where, triton: (p, config, *where, triton),
+    problems, configs, st.sampled_from(kernels_on_cards), st.sampled_from(TRITONS),
 )  # fmt: skip
 aligned = st.fixed_dictionaries({f"aligned_{letter}": st.booleans() for letter in "qkv"})
 

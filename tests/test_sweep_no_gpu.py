@@ -218,6 +218,23 @@ def test_another_card_has_another_file(swept: CommandLine) -> None:
     assert {row.cc for row in read(hopper).rows} == {"9.0"}
 
 
+def test_descriptors_are_swept_for_a_card_with_tma_and_for_no_other(cli: CommandLine) -> None:
+    write_space(cli.folder, "64x32x4x2 64x64x4x1 128x256x8x7")
+    command = ("sweep", "--kernel", "v7_descriptor", "--space", "small.toml", "--N", "128", "-q")
+    assert cli.run(*command, "--gpu", "h200").returncode == 0
+    rows = {str(row.config): row for row in results_of(cli).rows}
+    assert rows["128x256x8x7"].reason.startswith("cannot: needs ")
+    for config in ("64x32x4x2", "64x64x4x1"):
+        assert rows[config].status is Status.COMPILED, rows[config].reason
+        assert rows[config].shared == rows[config].shared_predicted
+
+    without = cli.run(*command, "--gpu", "rtx-4090", "--out", "others")
+    assert without.returncode == 1
+    (path,) = find(cli.folder / "others")
+    for row in read(path).rows:
+        assert row.status is Status.PRUNED and "GeForce RTX 4090 has no TMA" in str(row.reason)
+
+
 def test_an_edited_kernel_is_refused_until_fresh(cli: CommandLine) -> None:
     write_space(cli.folder, "32x32x2x2")
     mine = cli.folder / "mine.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from flashtune.errors import FlashtuneError
 from flashtune.ladder import LADDER, Fixed, Step
@@ -22,6 +23,7 @@ class Kernel:
     heads_first: bool  # grid = (B * H, query tiles) instead of (query tiles, B * H)
     key_loops: int  # 1: one loop masks every tile; 2: an unmasked and a masked loop
     skips_causal_tiles: bool  # tiles above the diagonal are never visited
+    loads: Literal["pointer", "descriptor"] = "pointer"  # Q, K and V; descriptors are TMA's
 
 
 KERNELS = {
@@ -58,6 +60,15 @@ KERNELS = {
             heads_first=True,
             key_loops=2,
             skips_causal_tiles=True,
+        ),
+        Kernel(
+            "v7_descriptor",
+            _HERE / "v7_descriptor.py",
+            "v6 with Q, K and V through tensor descriptors (TMA; compute capability 9.0 and up)",
+            heads_first=True,
+            key_loops=2,
+            skips_causal_tiles=True,
+            loads="descriptor",
         ),
     )
 }
@@ -137,6 +148,7 @@ def _kernel_from_file(path: Path) -> Kernel:
         heads_first=base.heads_first,
         key_loops=base.key_loops,
         skips_causal_tiles=base.skips_causal_tiles,
+        loads=base.loads,
     )
 
 
@@ -157,6 +169,8 @@ def load_kernel(kernel: Kernel) -> ModuleType:
     """
     import importlib.util
 
+    if kernel.loads == "descriptor":
+        _give_descriptors_memory()
     if kernel.path.parent == _HERE:
         return importlib.import_module(f"flashtune.kernels.{kernel.name}")
     spec = importlib.util.spec_from_file_location(f"flashtune_user_{kernel.name}", kernel.path)
@@ -170,3 +184,16 @@ def load_kernel(kernel: Kernel) -> ModuleType:
             "Fix the file and run again.",
         ) from error
     return module
+
+
+def _give_descriptors_memory() -> None:
+    """A launch whose programs make descriptors needs scratch memory for them (128 bytes each), and
+    Triton asks its user for it. Compiling does not, so that torch is only loaded by a launch."""
+    import triton
+
+    def allocate(size: int, alignment: int, stream: int | None) -> object:
+        import torch
+
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+    triton.set_allocator(allocate)
