@@ -126,8 +126,8 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
     "__init__", "records", "results", "errors", "config_files", "driver", "gpu", "versions",
-    "provenance", "space", "tensor_cores", "allocator", "descriptors", "shared", "registers", "budget",
-    "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
+    "provenance", "space", "tensor_cores", "allocator", "descriptors", "shared", "registers",
+    "budget", "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
     "kernels", "kernels.launch", "compiler", "sweep",
     "parquet", "store", "export", "shapes", "roofline",
 ]  # fmt: skip
