@@ -41,10 +41,11 @@ def _git_commit(folder: Path) -> str | None:
     """The commit ``folder`` is checked out at; None when it is not part of a checkout."""
 
     def git(*args: str) -> str | None:
+        # No lock: `git status` takes one to refresh the index, and left behind by a sweep that is
+        # killed meanwhile it would stop the user's next commit.
+        command = ["git", "--no-optional-locks", "-C", str(folder), *args]
         try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *args], capture_output=True, text=True, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -154,6 +154,13 @@ def test_a_results_folder_that_cannot_be_written(cli: CommandLine) -> None:
     assert_two_lines(done, "closed.*Permission denied", "--out DIR")
 
 
+@pytest.mark.parametrize("args", ["budget 64x32x4x3", "sweep --dry-run", "env --json"])
+def test_an_output_that_is_full_is_two_lines(args: str, cli: CommandLine) -> None:
+    with open("/dev/full", "w") as full:
+        done = cli.run(*args.split(), stdout=full)
+    assert_two_lines(done, "the output: No space left on device", "write elsewhere")
+
+
 def test_a_write_that_the_system_refuses_is_two_lines(cli: CommandLine) -> None:
     def no_file_over_2_kb() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))

@@ -88,4 +88,8 @@ def _root(
 
 def main() -> None:
     """Run the command line on sys.argv."""
-    command_line(sys.argv[1] if len(sys.argv) > 1 else None)()
+    try:
+        run = command_line(sys.argv[1] if len(sys.argv) > 1 else None)
+    except KeyboardInterrupt:  # while the command was still being loaded
+        sys.exit(130)
+    run()

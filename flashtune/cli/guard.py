@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -18,6 +19,7 @@ R = TypeVar("R")
 
 NO, FAILED, INTERRUPTED = 1, 2, 130
 """Exit codes: the answer is no; usage, environment or internal error; Ctrl-C."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
@@ -40,13 +42,22 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except typer.Exit:
             raise
         except Exception as error:
-            _tell(
-                f"Internal error: {type(error).__name__}: {error}",
-                "Please report it with the output of FLASHTUNE_DEBUG=1 and of `flashtune env`.",
-            )
+            _tell(*_message_and_hint(error))
             raise typer.Exit(FAILED) from error
 
     return wrapper
+
+
+def _message_and_hint(error: Exception) -> tuple[str, str]:
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return (
+            f"{error.filename or 'the output'}: {error.strerror}",
+            "Free some space or write elsewhere, and run the same command again.",
+        )
+    return (
+        f"Internal error: {type(error).__name__}: {error}",
+        "Please report it with the output of FLASHTUNE_DEBUG=1 and of `flashtune env`.",
+    )
 
 
 def _tell(message: str, hint: str) -> None:
