@@ -468,6 +468,11 @@ def test_git_commit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = provenance._git_commit(tmp_path)
     assert clean is not None
     assert len(clean) == 40
+    index = tmp_path / ".git" / "index"
+    before = index.read_bytes()
+    os.utime(source, (1, 1))  # git would refresh its index over this, under a lock
+    assert provenance._git_commit(tmp_path) == clean
+    assert index.read_bytes() == before
     source.write_text("two\n")
     assert provenance._git_commit(tmp_path) == f"{clean}-dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
