@@ -47,6 +47,9 @@ tenth launch passes in 3% of cases, and its rounds are still to come."""
 _PLACEMENTS = 4
 """Copies of a problem's tensors that rounds take in turns. Where tensors lie in memory moves the
 difference of two configs, in one process and not in the next: this way it is in the interval."""
+_ROOM_FOR = 8
+"""Another copy is made only while so many would fit: on a small card fewer take turns, and what a
+check needs in passing still finds room."""
 _DIFFERS = "its answers differ from launch to launch on the same inputs"
 
 Samples = tuple[float, ...]
@@ -120,19 +123,15 @@ class GpuWorker:
     def _opened(self, problem: Problem) -> _Open:
         inputs = random_inputs(problem, "cuda")
         refs = references(problem, inputs)
+        guarded = guarded_inputs(inputs), guarded_outputs(problem, "cuda")
         placements = [_Placement(inputs, torch.empty_like(inputs.q), torch.empty_like(refs.lse))]
-        for _ in range(_PLACEMENTS - 1):
+        one_copy = 2 * inputs.q.nbytes + inputs.k.nbytes + inputs.v.nbytes
+        while len(placements) < _PLACEMENTS and _free_bytes() > _ROOM_FOR * one_copy:
             copy = Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone())
             o, lse = torch.empty_like(inputs.q), torch.empty_like(refs.lse)
             placements.append(_Placement(copy, o, lse))
-        return _Open(
-            refs,
-            tuple(placements),
-            guarded_inputs(inputs),
-            guarded_outputs(problem, "cuda"),
-            checksum(inputs.q, inputs.k, inputs.v),
-            {},
-        )
+        sums = checksum(inputs.q, inputs.k, inputs.v)
+        return _Open(refs, tuple(placements), *guarded, sums, {})
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:
         """Warm the clocks and time SDPA's backends, each forced, on the problem's inputs."""
@@ -254,6 +253,12 @@ class GpuWorker:
             self._kernel, self._jit_function, inputs.q, inputs.k, inputs.v, answer.o, answer.lse,
             now.refs.problem.causal, config,
         )  # fmt: skip
+
+
+def _free_bytes() -> int:
+    """Of the card's memory, what nobody has taken."""
+    free: int = torch.cuda.mem_get_info()[0]
+    return free
 
 
 def serve(connection: Connection, kernel: Kernel) -> None:

@@ -210,3 +210,31 @@ def test_autotune_takes_the_exported_list(tmp_path: Path) -> None:
                 )
                 expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
                 torch.testing.assert_close(o, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_small_card_closes_problems_and_opens_them_again(tmp_path: Path) -> None:
+    """With room for one problem at a time, each of two is looked at and raced all the same."""
+    import torch
+
+    from flashtune.kernels import find_kernel
+    from flashtune.records import Problem
+    from flashtune.results import Conditions
+    from flashtune.space import parse_config
+    from flashtune.timing import Timer
+    from flashtune.worker import GpuWorker
+
+    one, two = (Problem(4, 8, 8, n, n, 64, False, "bf16") for n in (8192, 8208))
+    config = parse_config("64x64x4x3")
+    total = torch.cuda.get_device_properties(0).total_memory
+    quiet = Conditions(None, None, None, None)
+    worker = GpuWorker(find_kernel(DEFAULT_KERNEL), Timer(lambda: None), lambda: quiet)
+    worker.open(one)
+    alone = torch.cuda.max_memory_allocated()
+    try:
+        torch.cuda.set_per_process_memory_fraction(1.2 * alone / total)
+        for problem in (two, one, two, one):
+            assert worker.check(problem, config).failure is None
+            samples, _ = worker.round(problem, [config], 3, 0)
+            assert len(samples[config]) == 3
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
