@@ -111,6 +111,11 @@ def data_frame(file: SweepFile) -> pd.DataFrame:
     return view
 
 
+NO_THREADS = {"use_threads": False, "pre_buffer": False}
+"""For pyarrow's readers. A process that ends soon after a read aborts in pyarrow's threads, which
+are still starting: every third one did, with pyarrow 26, of those that did nothing else."""
+
+
 def read_file(path: Path, remedy: str) -> SweepFile:
     """One results file. ``remedy`` is the hint when its bytes are not what a sweep wrote.
 
@@ -131,7 +136,7 @@ def read_file(path: Path, remedy: str) -> SweepFile:
     if len(data) < 12 or data[:4] != _MAGIC or data[-4:] != _MAGIC:
         raise FlashtuneError(f"{path} {_what_is_wrong(data)}", remedy)
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        table = pq.read_table(pa.BufferReader(data), **NO_THREADS)
         document = (table.schema.metadata or {}).get(METADATA_KEY)
         if document is None:
             raise FlashtuneError(

@@ -14,7 +14,7 @@ from typing import Any
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec, known_gpus
 from flashtune.kernels import KERNELS, Kernel
-from flashtune.parquet import METADATA_KEY
+from flashtune.parquet import METADATA_KEY, NO_THREADS
 from flashtune.records import Status
 from flashtune.results import Provenance, Row, SweepFile
 from flashtune.store import read
@@ -39,7 +39,7 @@ def read_any(path: Path, kernel: str) -> SweepFile:
         return read(path)  # parts only, or broken: it says which
     if METADATA_KEY in metadata:
         return read(path)
-    table = pq.read_table(path)
+    table = pq.read_table(path, **NO_THREADS)
     missing = [name for name in COLUMNS if name not in table.schema.names]
     if missing:
         raise FlashtuneError(

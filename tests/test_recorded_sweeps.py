@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, subprocess_env
 
 from flashtune.budget import Budget, assess, verdict
 from flashtune.cost import order
@@ -115,3 +117,19 @@ def test_the_space_is_the_article_s() -> None:
         for problem in problems(file):
             configs = [row.config for row in file.rows if row.problem == problem]
             assert sorted(configs) == sorted(load_space("article"))
+
+
+def test_a_process_may_end_right_after_it_read_a_file() -> None:
+    """pyarrow's reading threads, still starting then, would abort about every third one."""
+    path = ROOT / "sweeps" / "h200_v0_baseline_bf16_D64.parquet"
+    script = (
+        "import sys, pyarrow as pa, pyarrow.parquet as pq\n"
+        "from flashtune.parquet import NO_THREADS\n"
+        f"pq.read_table(pa.BufferReader(open({str(path)!r}, 'rb').read()), **NO_THREADS)\n"
+        "sys.exit(2)"
+    )
+    for _ in range(8):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=subprocess_env(), capture_output=True, text=True
+        )
+        assert done.returncode == 2, done.stderr
