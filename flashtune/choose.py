@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import log2
 
 from flashtune.budget import assess, verdict
-from flashtune.cost import order
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.ladder import Fixed, Step
+from flashtune.plan import plan_problem
 from flashtune.records import ELEMENT_BYTES, Config, OutClass, Problem, Verdict
 from flashtune.space import load_space
 from flashtune.tuned import TunedList, tuned_list
@@ -48,7 +48,7 @@ def choose(step: Step, problem: Problem, gpu: GpuSpec, triton: tuple[int, int]) 
         configs = _launchable(_by_promise(tuned, problem), problem, gpu, kernel, triton)
         whose = f"{tuned.kernel} at {tuned.dtype} and D={tuned.D} on {tuned.gpu}"
         return Choice(configs, f"the best of {whose}, measured {tuned.measured}")
-    return Choice(_predicted(problem, gpu, kernel, triton), "the cost model", predicted=True)
+    return Choice(predicted(problem, gpu, kernel, triton), "the cost model", predicted=True)
 
 
 def nearest_list(kernel: Kernel, gpu: str, dtype: str, D: int) -> TunedList | None:
@@ -97,16 +97,19 @@ def _launchable(
     return kept
 
 
-def _predicted(
+def predicted(
     problem: Problem, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, int]
 ) -> tuple[Config, ...]:
-    budgets = [assess(problem, c, gpu, kernel, triton) for c in load_space("article")]
-    verdicts = [verdict(budget, gpu) for budget in budgets]
-    costs = order(problem, budgets, verdicts, gpu, kernel)
-    if not costs:
-        configs = [budget.config for budget in budgets]
-        raise _none_can_launch(problem, kernel, zip(configs, verdicts, strict=True))
-    return tuple(cost.config for cost in costs[:MODEL_CONFIGS])
+    """The cost model's first choices, the most promising first.
+
+    Raises FlashtuneError where the budget keeps no config of the space.
+    """
+    plan = plan_problem(
+        problem, load_space("article"), gpu, kernel, triton, exhaustive=False, top=MODEL_CONFIGS
+    )
+    if not plan.tried:
+        raise _none_can_launch(problem, kernel, plan.pruned.items())
+    return plan.tried
 
 
 def _none_can_launch(

@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from flashtune.choose import choose
+from flashtune.choose import choose, predicted
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import KERNELS, Kernel, find_kernel
-from flashtune.ladder import LADDER
-from flashtune.plan import plan_problem
+from flashtune.ladder import LADDER, Tuned
 from flashtune.recommend import recommend
 from flashtune.records import Config, Problem
 from flashtune.results import Recommendation
-from flashtune.space import load_space
 from flashtune.store import find, read, results_path
-
-_SPACE = "article"  # what the cost model chooses from where nothing was recorded
 
 
 @dataclass(frozen=True)
@@ -67,25 +63,23 @@ def _entry(
 ) -> Entry:
     step = LADDER.get(name)
     kernel = find_kernel(name) if step is None else KERNELS[step.body]
-    swept = kernel.name if step is None else getattr(step.choice, "swept", None)
+    swept: str | None = kernel.name
+    if step is not None:
+        swept = step.choice.swept if isinstance(step.choice, Tuned) else None
     if swept is not None:
         path = results_path(sweeps, gpu.name, swept, problem.dtype, problem.D, True)
         recorded = _recommended(path)
         if recorded is not None:
             return _recorded_entry(name, kernel, swept, problem, recorded, path)
-    if step is None:
-        plan = plan_problem(
-            problem, load_space(_SPACE), gpu, kernel, triton, exhaustive=False, top=1
-        )
-        none = "the budget keeps no config of the space on this card"
-        return Entry(
-            kernel.name, kernel, plan.tried, "the cost model's first choice" if plan.tried else none
-        )
+    shown = kernel.name if step is None else name
     try:
+        if step is None:
+            first = predicted(problem, gpu, kernel, triton)[:1]
+            return Entry(shown, kernel, first, "the cost model's first choice")
         choice = choose(step, problem, gpu, triton)
     except FlashtuneError as error:
-        return Entry(name, kernel, (), error.message)
-    return Entry(name, kernel, choice.configs, choice.origin)
+        return Entry(shown, kernel, (), error.message)
+    return Entry(shown, kernel, choice.configs, choice.origin)
 
 
 def _recorded_entry(

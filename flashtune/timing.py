@@ -148,9 +148,8 @@ def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:
 def time_sdpa(timer: Timer, problem: Problem, inputs: Inputs) -> list[SdpaTiming]:
     """SDPA's flash and cuDNN backends, each forced, on the problem's own inputs; a refusal is a
     reason, not a time."""
-    timings = []
+    timings, launch = [], sdpa_launch(problem, inputs)
     for backend in _RIVALS:
-        launch = sdpa_launch(problem, inputs)
         reason = refusal(backend, launch)
         with sdpa_kernel([SDPA_BACKENDS[backend]]):
             ms = timer.time(launch).ms if reason is None else None

@@ -49,7 +49,7 @@ ROOMS = {
     "registers": Room("kernels records tensor_cores"),
     "ladder": Room("records"),
     "tuned": Room("config_files errors records results space"),
-    "choose": Room("budget cost errors gpu kernels ladder records space tuned"),
+    "choose": Room("budget errors gpu kernels ladder plan records space tuned"),
     "budget": Room("descriptors gpu kernels kernels.launch records registers shared tensor_cores"),
     "machine": Room("gpu"),
     "operations": Room("gpu kernels records tensor_cores"),
@@ -107,7 +107,7 @@ ROOMS = {
         "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter"
         " kernels measure plan provenance recommend records results shortlist space stats store"
     ),
-    "entries": Room("choose errors gpu kernels ladder plan recommend records results space store"),
+    "entries": Room("choose errors gpu kernels ladder recommend records results store"),
     "roofline": Room("gpu kernels machine operations records"),
     "bench": Room("entries operations records results stats"),
     "ceilings": Room("bench check driver timing", third="torch"),

@@ -27,7 +27,9 @@ def outcomes(kernel: str) -> list[dict[str, Any]]:
 
 
 def test_what_a_launch_raises_becomes_a_status_and_the_next_config_goes_on() -> None:
-    first, resources, crashed, last, *flaky, changed, fresh = outcomes("v6_heads_first")
+    first, resources, crashed, last, *flaky, changed, fresh, astray, next_one = outcomes(
+        "v6_heads_first"
+    )
     for sound in (first, last):
         assert sound == {
             "word": "done", "failure": None, "reason": None, "repeat": None,
@@ -43,6 +45,8 @@ def test_what_a_launch_raises_becomes_a_status_and_the_next_config_goes_on() -> 
     assert len(flaky) == 2
     assert changed == {"word": "failed", "reason": "its launch changed the inputs Q, K or V"}
     assert fresh["word"] == "done"  # the next config gets fresh inputs
+    assert astray == changed  # whichever copy it stored into, the blame is its own
+    assert next_one == {"word": "done", "reason": None}
 
 
 def test_a_wrong_answer_is_a_failed_check(tmp_path: Path) -> None:
