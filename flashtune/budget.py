@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from flashtune.descriptors import has_tma
 from flashtune.gpu import GpuSpec
-from flashtune.kernels import Kernel
+from flashtune.kernels import Kernel, check_axes
 from flashtune.kernels.launch import grid
 from flashtune.records import KEEP, Compiled, Config, OutClass, Problem, Verdict
 from flashtune.registers import Registers, predict_registers, wgmma_registers
@@ -40,6 +40,9 @@ class Budget:
     registers: Registers  # predicted: only the compiler knows
     wgmma_registers: int  # a thread's, that ptxas insists on for the widest wgmma; 0: none
     blocks_by_shared: int | None
+    # For the order alone: blocks_by_shared, or of a kernel whose shared memory is not modelled what
+    # it would be without specialisation. No figure to show to anybody.
+    order_blocks_by_shared: int | None
     blocks_by_warps: int
     blocks_by_blocks: int
     programs: int
@@ -86,29 +89,49 @@ class BudgetLine:
         """Whether the compiler has said how many registers it uses; else they are predicted."""
         return self.compiled is not None and self.compiled.regs is not None
 
+    @property
+    def shared(self) -> int | None:
+        """Bytes a block: the compiler's where it was asked, else the modelled ones."""
+        known = None if self.compiled is None else self.compiled.shared
+        return self.budget.shared if known is None else known
+
+    def blocks_by_shared(self, gpu: GpuSpec) -> int | None:
+        """By the compiler's figure where there is one, else by the modelled one."""
+        return None if self.shared is None else blocks_by_shared(gpu, self.shared)
+
     def blocks_by_registers(self, gpu: GpuSpec) -> int:
         """From the compiler's register count where there is one, else from the predicted one."""
         if self.compiled is None or self.compiled.regs is None:
             return self.budget.blocks_by_predicted_registers(gpu)
-        return blocks_by_registers(gpu, self.budget.config.num_warps, self.compiled.regs)
+        warps = self.compiled.warps or self.budget.config.num_warps
+        return blocks_by_registers(gpu, warps, self.compiled.regs)
+
+    def blocks_by_warps(self, gpu: GpuSpec) -> int:
+        """By the warps that the compiler made of a block where it was asked."""
+        if self.compiled is None or self.compiled.warps is None:
+            return self.budget.blocks_by_warps
+        return gpu.warps_per_sm // self.compiled.warps
 
     def blocks_per_sm(self, gpu: GpuSpec) -> int | None:
         """From the compiler's figures where there are some, else from the predicted ones."""
-        budget = self.budget
-        if self.compiled is not None and self.compiled.shared is not None:
-            budget = replace(budget, blocks_by_shared=blocks_by_shared(gpu, self.compiled.shared))
-        return budget.blocks_per_sm(self.blocks_by_registers(gpu))
+        limits = self._limits(gpu)
+        if limits["shared memory"] is None:
+            return None
+        return min(value for value in limits.values() if value is not None)
 
     def binds(self, gpu: GpuSpec) -> list[str]:
         """Which limits hold the blocks per SM where they are."""
-        limits = {
-            "shared memory": self.budget.blocks_by_shared,
-            "registers": self.blocks_by_registers(gpu),
-            "warps": self.budget.blocks_by_warps,
-            "blocks": self.budget.blocks_by_blocks,
-        }
+        limits = self._limits(gpu)
         known = {name: value for name, value in limits.items() if value is not None}
         return [name for name, value in known.items() if value == min(known.values())]
+
+    def _limits(self, gpu: GpuSpec) -> dict[str, int | None]:
+        return {
+            "shared memory": self.blocks_by_shared(gpu),
+            "registers": self.blocks_by_registers(gpu),
+            "warps": self.blocks_by_warps(gpu),
+            "blocks": self.budget.blocks_by_blocks,
+        }
 
 
 def blocks_by_registers(gpu: GpuSpec, num_warps: int, regs: int) -> int:
@@ -142,9 +165,11 @@ def carve_out_kb(gpu: GpuSpec, shared: int, blocks: int) -> int:
     return next(kb for kb in gpu.shared_carve_outs_kb if kb * 1024 >= needed)
 
 
-def register_cap(gpu: GpuSpec, num_warps: int) -> int:
-    """Registers a thread that ptxas may use for a block to fit: 255 up to 8 warps, 128 at 16."""
-    return min(gpu.registers_per_thread, gpu.registers_per_sm // (WARP * num_warps))
+def register_cap(gpu: GpuSpec, num_warps: int, maxnreg: int | None = None) -> int:
+    """Registers a thread that ptxas may use for a block to fit: 255 up to 8 warps, 128 at 16; or
+    ``maxnreg`` where that is less."""
+    fits = min(gpu.registers_per_thread, gpu.registers_per_sm // (WARP * num_warps))
+    return fits if maxnreg is None else min(fits, maxnreg)
 
 
 def assess(
@@ -154,12 +179,20 @@ def assess(
     kernel: Kernel,
     triton: tuple[int, int],
 ) -> Budget:
-    """The budget of one config. ``triton`` is the version that will compile it, as (3, 6)."""
+    """The budget of one config. ``triton`` is the version that will compile it, as (3, 6).
+
+    Raises FlashtuneError where the config has an axis that the kernel lacks.
+    """
+    check_axes(kernel, (config,))
     shared = shared_bytes(problem, config, gpu, kernel, triton)
+    plain = replace(kernel, shared_modelled=True)
+    likely = shared if kernel.shared_modelled else shared_bytes(problem, config, gpu, plain, triton)
     kind = instructions(gpu, config)
     scores = config.q_tile * config.k_tile
     outputs = config.q_tile * problem.padded_D
-    cap = register_cap(gpu, config.num_warps)
+    # Warps that deal out the block's registers anew may hold more than maxnreg, which is the mean.
+    maxnreg = None if kernel.may_specialise(config) else config.maxnreg
+    cap = register_cap(gpu, config.num_warps, maxnreg)
     wgmma = kind is Instructions.WGMMA
     axis_0, axis_1 = grid(kernel, problem.B, problem.H, problem.N, config.q_tile)
     return Budget(
@@ -175,6 +208,7 @@ def assess(
         registers=predict_registers(problem, config, kernel, kind, cap),
         wgmma_registers=wgmma_registers(problem, config) if wgmma else 0,
         blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
+        order_blocks_by_shared=None if likely is None else blocks_by_shared(gpu, likely),
         blocks_by_warps=gpu.warps_per_sm // config.num_warps,
         blocks_by_blocks=gpu.blocks_per_sm,
         programs=axis_0 * axis_1,
@@ -219,8 +253,7 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
         return Verdict(
             OutClass.CANNOT,
             "shared",
-            f"needs {budget.shared:,} bytes of shared memory a block, {gpu.title} allows"
-            f" {budget.shared_limit:,}",
+            _too_much_shared(budget.shared, gpu),
         )
     if budget.programs_axis_1 > GRID_AXIS_1:
         return Verdict(
@@ -234,10 +267,32 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
         return Verdict(
             OutClass.CANNOT,
             "wgmma_registers",
-            f"its widest wgmma takes {budget.wgmma_registers} registers a thread, the cap with"
-            f" {budget.config.num_warps} warps is {cap}: ptxas refuses it (C7602)",
+            f"its widest wgmma takes {budget.wgmma_registers} registers a thread,"
+            f" {_cap_text(budget)}: ptxas refuses it (C7602)",
         )
     return KEEP if exhaustive else _hopeless(budget, gpu, accumulators, cap)
+
+
+def compiled_verdict(predicted: Verdict, compiled: Compiled | None, gpu: GpuSpec) -> Verdict:
+    """The verdict once the compiler has been asked: what takes too much shared memory cannot."""
+    shared = None if compiled is None else compiled.shared
+    if not predicted.kept or shared is None or shared <= gpu.shared_per_block:
+        return predicted
+    return Verdict(OutClass.CANNOT, "shared", _too_much_shared(shared, gpu))
+
+
+def _too_much_shared(shared: int, gpu: GpuSpec) -> str:
+    return (
+        f"needs {shared:,} bytes of shared memory a block, {gpu.title} allows"
+        f" {gpu.shared_per_block:,}"
+    )
+
+
+def _cap_text(budget: Budget) -> str:
+    """What sets the register cap, and where it is."""
+    warps, maxnreg = budget.config.num_warps, budget.config.maxnreg
+    by = f" and maxnreg={maxnreg}" if maxnreg == budget.register_cap else ""
+    return f"the cap with {warps} warps{by} is {budget.register_cap}"
 
 
 def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Verdict:
@@ -246,8 +301,8 @@ def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Ve
         return Verdict(
             OutClass.HOPELESS,
             "accumulators",
-            f"S and O alone take {accumulators:g} registers a thread, the cap with"
-            f" {config.num_warps} warps is {cap}: it always spills",
+            f"S and O alone take {accumulators:g} registers a thread, {_cap_text(budget)}: it"
+            " always spills",
         )
     if gpu.cc_number == 90 and budget.instructions is not Instructions.WGMMA:
         return Verdict(
@@ -268,8 +323,7 @@ def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Ve
         return Verdict(
             OutClass.HOPELESS,
             "spills",
-            f"it would like {budget.registers.wanted:.0f} registers a thread, the cap with"
-            f" {config.num_warps} warps is {cap}: spilling is predicted with"
-            f" {budget.registers.spill_probability:.1%}",
+            f"it would like {budget.registers.wanted:.0f} registers a thread, {_cap_text(budget)}:"
+            f" spilling is predicted with {budget.registers.spill_probability:.1%}",
         )
     return KEEP

@@ -45,9 +45,12 @@ def choose(step: Step, problem: Problem, gpu: GpuSpec, triton: tuple[int, int]) 
         return Choice(fixed[:1], "fixed")
     tuned = nearest_list(KERNELS[step.choice.swept], gpu.name, problem.dtype, problem.D)
     if tuned is not None:
-        configs = _launchable(_by_promise(tuned, problem), problem, gpu, kernel, triton)
+        configs = _by_promise(tuned, problem)
+        if tuned.kernel != kernel.name:  # its further axes are about its own code
+            configs = list(dict.fromkeys(config.plain for config in configs))
+        launchable = _launchable(configs, problem, gpu, kernel, triton)
         whose = f"{tuned.kernel} at {tuned.dtype} and D={tuned.D} on {tuned.gpu}"
-        return Choice(configs, f"the best of {whose}, measured {tuned.measured}")
+        return Choice(launchable, f"the best of {whose}, measured {tuned.measured}")
     return Choice(predicted(problem, gpu, kernel, triton), "the cost model", predicted=True)
 
 

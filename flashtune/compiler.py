@@ -309,15 +309,17 @@ def _compile(job: CompileJob) -> Compiled:
     compiled = kernel.warmup(**values, **config_arguments(job.config), grid=(1,))
     seconds = time.perf_counter() - start
     facts = read_cubin(compiled.asm["cubin"])
-    shared = compiled.metadata.shared
+    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps
     return Compiled(
         job.config,
         shared=shared,
         regs=facts.regs,
+        warps=warps,
         spills=facts.frame_bytes // 4,
         seconds=None if hits == [True] else seconds,
-        # Equal instructions with other shared bytes or warps are launched differently.
-        code_hash=f"{facts.code_hash}-{shared}-{job.config.num_warps}",
+        # Equal instructions with other shared bytes, warps or registers (maxnreg, where warps deal
+        # them out anew) are launched differently.
+        code_hash=f"{facts.code_hash}-{shared}-{warps}-{facts.regs}",
     )
 
 

@@ -97,8 +97,9 @@ def order(
     gpu: GpuSpec,
     kernel: Kernel,
 ) -> list[Cost]:
-    """Those of ``budgets`` that can run, the fastest predicted first; likely spillers come behind
-    them, and the hopeless last. Ties keep the order in which the configs came.
+    """Those of ``budgets`` that can run, the fastest predicted first; likely spillers, and what
+    likely takes too much shared memory, come behind them, and the hopeless last. Ties keep the
+    order in which the configs came.
     """
     model = Model(problem, gpu, kernel)
     costs = []
@@ -112,7 +113,9 @@ def order(
 
 def place(budget: Budget, kept: bool, cost: Cost) -> tuple[bool, bool, float]:
     """What the order goes by: the smaller, the earlier."""
-    return not kept, budget.registers.spill_probability >= LIKELY_SPILLS, cost.predicted_ms
+    spills = budget.registers.spill_probability >= LIKELY_SPILLS
+    too_large = budget.order_blocks_by_shared == 0  # likely: where it is certain, it is not tried
+    return not kept, spills or too_large, cost.predicted_ms
 
 
 def predict(
@@ -159,11 +162,11 @@ class Model:
         if rate is None:  # a card without a row: its architecture's rate, half of it for tf32
             rate = m.tensor_flop // (2 if problem.dtype == "fp32" else 1)
         self.tensor_rate = rate
-        self.tiles: dict[tuple[int, int, int], _Tile] = {}
+        self.tiles: dict[tuple[int, int, int, int], _Tile] = {}
 
     def predict(self, budget: Budget) -> Cost:
         config, m, a_ms = budget.config, self.machine, self.clocks_a_ms
-        key = (config.q_tile, config.k_tile, config.num_warps)
+        key = (config.q_tile, config.k_tile, config.num_warps, budget.register_cap)
         tile = self.tiles.get(key)
         if tile is None:
             tile = self.tiles[key] = self._tile(budget)
@@ -287,9 +290,9 @@ class Model:
 
 def _resident(budget: Budget, by_registers: int) -> int:
     """Blocks an SM, by the estimated registers; at least 1."""
-    blocks = budget.blocks_per_sm(by_registers)
-    if blocks is None:  # shared memory is not modelled: judge by the rest
-        blocks = min(by_registers, budget.blocks_by_warps, budget.blocks_by_blocks)
+    blocks = min(by_registers, budget.blocks_by_warps, budget.blocks_by_blocks)
+    if budget.order_blocks_by_shared is not None:  # else nobody knows: judge by the rest
+        blocks = min(blocks, budget.order_blocks_by_shared)
     return max(1, blocks)
 
 

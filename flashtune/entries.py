@@ -11,7 +11,7 @@ from pathlib import Path
 from flashtune.choose import choose, predicted
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
-from flashtune.kernels import KERNELS, Kernel, find_kernel
+from flashtune.kernels import KERNELS, Kernel, check_axes, find_kernel
 from flashtune.ladder import LADDER, Tuned
 from flashtune.recommend import recommend
 from flashtune.records import Config, Problem
@@ -94,8 +94,12 @@ def _recorded_entry(
     shown = name if name in LADDER else kernel.name
     winners = [winner for shape, winner, _ in recorded.winners if shape == problem]
     if winners and swept == kernel.name:
+        check_axes(kernel, winners[:1])
         return Entry(shown, kernel, (winners[0],), f"{path}: the winner")
     listed = dict.fromkeys([*winners, *(item.config for item in recorded.configs)])
+    if swept != kernel.name:  # its further axes are about its own code
+        listed = dict.fromkeys(config.plain for config in listed)
+    check_axes(kernel, listed)
     return Entry(shown, kernel, tuple(listed), f"{path}: its list")
 
 

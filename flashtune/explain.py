@@ -6,7 +6,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flashtune.budget import Budget, BudgetLine, assess, other_tritons, verdict
+from flashtune.budget import (
+    Budget,
+    BudgetLine,
+    assess,
+    compiled_verdict,
+    other_tritons,
+    verdict,
+)
 from flashtune.cost import Cost, Model
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
@@ -52,7 +59,7 @@ class Explainer:
         own = self._judge("", config)
         line = BudgetLine(
             own.budget,
-            own.verdict,
+            compiled_verdict(own.verdict, compiled, gpu),
             compiled,
             other_tritons(problem, config, gpu, kernel, triton),
             terms(problem, config, gpu, kernel, triton) or (),
@@ -61,20 +68,23 @@ class Explainer:
         return Explanation(line, own.cost, self.beside(config), nearest)
 
     def beside(self, config: Config) -> tuple[Neighbour, ...]:
-        """One stage more, and twice the warps where a block may have them."""
+        """One stage more; twice the warps where a block may have them; maxnreg left open where it
+        is set."""
         found = [
             self._judge("one more stage", replace(config, num_stages=config.num_stages + 1)),
         ]
         if 2 * config.num_warps <= _MOST_WARPS:
             doubled = replace(config, num_warps=2 * config.num_warps)
             found.append(self._judge("twice the warps", doubled))
+        if config.maxnreg is not None:
+            found.append(self._judge("no maxnreg", replace(config, maxnreg=None)))
         return tuple(found)
 
     def nearest_that_runs(self, config: Config) -> Neighbour | None:
         """The fewest steps down that make a config worth trying, or at least able to run.
 
-        A step takes a stage away or halves a tile or the warps. Of equally near ones, the fastest
-        predicted. None where nothing smaller runs either.
+        A step takes a stage away, halves a tile or the warps, or leaves maxnreg open. Of equally
+        near ones, the fastest predicted. None where nothing smaller runs either.
         """
         able: list[Neighbour] = []
         by_steps = sorted(_smaller(config), key=lambda item: item[0])
@@ -104,16 +114,23 @@ def _smaller(config: Config) -> Iterator[tuple[int, str, Config]]:
     q_tiles = _halved(config.q_tile, _SMALLEST_TILE)
     k_tiles = _halved(config.k_tile, _SMALLEST_TILE)
     warps = _halved(config.num_warps, 1)
-    for q, k, w, s in itertools.product(
-        range(len(q_tiles)), range(len(k_tiles)), range(len(warps)), range(config.num_stages)
-    ):
-        if q + k + w + s:
+    caps = [config.maxnreg] if config.maxnreg is None else [config.maxnreg, None]
+    for q, k, w, s, m in itertools.product(
+        range(len(q_tiles)), range(len(k_tiles)), range(len(warps)), range(config.num_stages),
+        range(len(caps)),
+    ):  # fmt: skip
+        if q + k + w + s + m:
             halved = zip(("q_tile", "k_tile", "num_warps"), (q, k, w), strict=True)
             words = [f"{name} / {2**times}" for name, times in halved if times]
             if s:
                 words.append(f"{s} stage{'s' if s > 1 else ''} fewer")
-            smaller = Config(q_tiles[q], k_tiles[k], warps[w], config.num_stages - s)
-            yield q + k + w + s, ", ".join(words), smaller
+            if m:
+                words.append("no maxnreg")
+            smaller = replace(
+                config, q_tile=q_tiles[q], k_tile=k_tiles[k], num_warps=warps[w],
+                num_stages=config.num_stages - s, maxnreg=caps[m],
+            )  # fmt: skip
+            yield q + k + w + s + m, ", ".join(words), smaller
 
 
 def _halved(value: int, smallest: int) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flashtune.errors import FlashtuneError
-from flashtune.records import Config, Problem
+from flashtune.records import FURTHER_AXES, Config, Problem
 from flashtune.results import Provenance, Recommendation, Recommended, RunInfo
 
 SCHEMA_VERSION = 1
@@ -24,6 +24,10 @@ TILE_PARAMS = ("Q_TILE_SIZE", "K_TILE_SIZE")
 KEY_PARAMS = ("N_QUERIES", "N_KEYS", "D", "is_causal")
 """The arguments whose change makes Triton tune again."""
 
+AXIS_PARAMS = {"warp_specialize": "WARP_SPECIALIZE"}
+"""The parameters behind a config's further axes: set only where the config sets the axis."""
+
+_PARAMS = (*TILE_PARAMS, *KEY_PARAMS, *AXIS_PARAMS.values())
 _LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
 _WIDTH = 88  # the default line length of ruff and black
 
@@ -58,19 +62,19 @@ def python_module(
 ) -> str:
     """The text of a Python file with ``AUTOTUNE_CONFIGS`` and ``AUTOTUNE_KEY``.
 
-    ``param_names`` maps any of ``TILE_PARAMS`` and ``KEY_PARAMS`` to the names of the user's
-    kernel; an empty name drops an argument from the key. Times are in ms, shares in percent of
-    each shape's best. Equal input gives equal text.
+    ``param_names`` maps any of ``TILE_PARAMS``, ``KEY_PARAMS`` and ``AXIS_PARAMS`` to the names of
+    the user's kernel; an empty name drops an argument from the key. Times are in ms, shares in
+    percent of each shape's best. Equal input gives equal text.
 
     Raises FlashtuneError for names that are unknown, no Python identifiers, used twice, or
-    that drop a tile parameter.
+    that drop a tile's or an axis's parameter.
     """
     names = _renamed(param_names)
     sections = [
         _origin(rec, provenance, runs),
         _shapes(rec),
         _summary(rec),
-        _usage(names),
+        _usage(rec, names),
     ]
     kernel = _plain(rec.kernel)
     lines = ['"""Configs for triton.autotune, chosen by flashtune."""', ""]
@@ -167,17 +171,16 @@ def write_new(path: Path, text: str, force: bool) -> None:
 
 def _renamed(param_names: Mapping[str, str]) -> dict[str, str]:
     """Every parameter's name in the user's kernel; empty where it is dropped from the key."""
-    allowed = (*TILE_PARAMS, *KEY_PARAMS)
     for ours, theirs in param_names.items():
-        if ours not in allowed:
+        if ours not in _PARAMS:
             raise _bad_names(f"'{ours}' is not a parameter of the kernels")
-        if not theirs and ours in TILE_PARAMS:
-            raise _bad_names(f"{ours} cannot be dropped: every config sets it")
+        if not theirs and ours not in KEY_PARAMS:
+            raise _bad_names(f"{ours} cannot be dropped: configs set it")
         if theirs and (not theirs.isidentifier() or keyword.iskeyword(theirs)):
             raise _bad_names(f"'{theirs}', given for {ours}, is not a Python identifier")
         if theirs in _LAUNCH_OPTIONS:
             raise _bad_names(f"'{theirs}', given for {ours}, is an option of the launch")
-    names = {name: param_names.get(name, name) for name in allowed}
+    names = {name: param_names.get(name, name) for name in _PARAMS}
     given = [name for name in names.values() if name]
     for name in given:
         if given.count(name) > 1:
@@ -189,7 +192,7 @@ def _renamed(param_names: Mapping[str, str]) -> dict[str, str]:
 def _bad_names(problem: str) -> FlashtuneError:
     return FlashtuneError(
         f"--param-names: {problem}.",
-        f"Allowed on the left are {', '.join((*TILE_PARAMS, *KEY_PARAMS))}, as in "
+        f"Allowed on the left are {', '.join(_PARAMS)}, as in "
         "Q_TILE_SIZE=BLOCK_M,K_TILE_SIZE=BLOCK_N; NAME= drops a name from the key.",
     )
 
@@ -285,13 +288,18 @@ def _summary(rec: Recommendation) -> list[str]:
     return lines
 
 
-def _usage(names: Mapping[str, str]) -> list[str]:
-    tiles = " and ".join(names[name] for name in TILE_PARAMS)
+def _usage(rec: Recommendation, names: Mapping[str, str]) -> list[str]:
+    params = [names[name] for name in TILE_PARAMS]
+    options = ["num_warps", "num_stages"]
+    used = {axis for item in rec.configs for axis in item.config.further}
+    for axis in (axis for axis in FURTHER_AXES if axis in used):
+        options.append(names[AXIS_PARAMS[axis]] if axis in AXIS_PARAMS else axis)
+    left_out = ", ".join([" and ".join(params), *options[:-1]]) + f" and {options[-1]}"
     return [
         "# Use, above the kernel's @triton.jit:",
         "#     @triton.autotune(configs=AUTOTUNE_CONFIGS, key=AUTOTUNE_KEY)",
         *_comment(
-            f"Leave {tiles}, num_warps and num_stages out of the call, and let the grid be a "
+            f"Leave {left_out} out of the call, and let the grid be a "
             "function of the config that is tried."
         ),
     ]
@@ -332,10 +340,14 @@ def _config_lines(
 
 def _call_lines(config: Config, names: Mapping[str, str], indent: str) -> list[str]:
     """The ``triton.Config``, broken over lines the way ruff and black break it."""
-    q, k = (names[name] for name in TILE_PARAMS)
-    tiles = f'{{"{q}": {config.q_tile}, "{k}": {config.k_tile}}}'
+    values = dict(zip(TILE_PARAMS, (config.q_tile, config.k_tile), strict=True))
+    values |= {AXIS_PARAMS[axis]: v for axis, v in config.further.items() if axis in AXIS_PARAMS}
+    items = [f'"{names[name]}": {value}' for name, value in values.items()]
+    kwargs = f"{{{', '.join(items)}}}"
     options = [f"num_warps={config.num_warps}", f"num_stages={config.num_stages}"]
-    arguments = ", ".join([tiles, *options])
+    if config.maxnreg is not None:
+        options.append(f"maxnreg={config.maxnreg}")
+    arguments = ", ".join([kwargs, *options])
     line = f"{indent}triton.Config({arguments}),"
     if len(line) <= _WIDTH:
         return [line]
@@ -343,7 +355,13 @@ def _call_lines(config: Config, names: Mapping[str, str], indent: str) -> list[s
     if len(deeper + arguments) <= _WIDTH:
         inside = [deeper + arguments]
     else:
-        inside = [f"{deeper}{part}," for part in (tiles, *options)]
+        inside = [f"{deeper}{part}," for part in (kwargs, *options)]
+        if len(inside[0]) > _WIDTH:
+            inside[:1] = [
+                f"{deeper}{{",
+                *(f"{deeper}    {item}," for item in items),
+                f"{deeper}}},",
+            ]
     return [f"{indent}triton.Config(", *inside, f"{indent}),"]
 
 

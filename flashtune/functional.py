@@ -11,7 +11,7 @@ import torch
 from flashtune.choose import choose
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import DEFAULT_TARGET, GpuSpec, find_gpu, present_gpu
-from flashtune.kernels import DEFAULT_KERNEL, KERNELS, load_kernel
+from flashtune.kernels import DEFAULT_KERNEL, KERNELS, check_axes, load_kernel
 from flashtune.kernels.launch import forward
 from flashtune.ladder import LADDER
 from flashtune.records import Config, Problem
@@ -63,11 +63,13 @@ def attention(
 
     The config is the best that was measured for the card, the dtype, D, the mask and the nearest
     length. On a card without measurements the cost model chooses, and a warning says so, once.
-    ``config`` (``"64x32x4x3"``: q_tile x k_tile x num_warps x num_stages) overrides it.
+    ``config`` (``"64x32x4x3"``: q_tile x k_tile x num_warps x num_stages, or with further axes
+    ``"64x32x4x3:maxnreg=168"``) overrides it.
 
     Raises ValueError for shapes, strides or devices that will not do, TypeError for dtypes,
-    RuntimeError where gradients are wanted, and FlashtuneError for a ``config`` that is none, an
-    unusable card or Triton, or sizes for which no config can launch.
+    RuntimeError where gradients are wanted, and FlashtuneError for a ``config`` that is none or has
+    an axis that the kernel lacks, an unusable card or Triton, or sizes for which no config can
+    launch.
     """
     problem = _problem(q, k, v, causal)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
@@ -80,6 +82,7 @@ def attention(
     o = torch.empty_like(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     kernel = KERNELS[DEFAULT_KERNEL]
+    check_axes(kernel, (chosen,))
     with torch.cuda.device_of(q):  # Triton launches on the current device
         forward(kernel, load_kernel(kernel).flash_fwd_kernel, q, k, v, o, lse, causal, chosen)
     return (o, lse) if return_lse else o

@@ -35,7 +35,9 @@ if TYPE_CHECKING:  # neither has a place in a command that only prints help
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+ADDED = {2: ("maxnreg", "warp_specialize")}
+"""Columns by the schema_version that added them: older files lack them, and are read with nulls."""
 METADATA_KEY = b"flashtune"
 MISSING = (FileNotFoundError, NotADirectoryError)
 
@@ -45,7 +47,8 @@ _MAGIC = b"PAR1"
 def schema() -> pa.Schema:
     """The columns in the order of ``Row``. Times are float64 ms, samples float32 ms, sizes bytes.
 
-    Every column is null where nothing was measured; ``measured_at`` is in UTC microseconds.
+    Every column is null where nothing was measured, or nothing was asked for; ``measured_at`` is
+    in UTC microseconds.
     """
     import pyarrow as pa
 
@@ -62,6 +65,7 @@ def schema() -> pa.Schema:
         "samples_ms": pa.list_(pa.float32()), "samples_round": pa.list_(pa.int16()),
         "max_abs_err": real, "sdpa_abs_err": real, "lse_abs_err": real,
         "sm_clock_mhz": whole, "measured_at": pa.timestamp("us", tz="UTC"),
+        "maxnreg": pa.int16(), "warp_specialize": pa.bool_(),
     }  # fmt: skip
     return pa.schema(list(columns.items()))
 
@@ -103,12 +107,13 @@ def _table(file: SweepFile) -> pa.Table:
 
 
 def data_frame(file: SweepFile) -> pd.DataFrame:
-    """The rows as a DataFrame, one row a problem x config, integers as nullable Int32."""
+    """The rows as a DataFrame, one row a problem x config, integers as nullable Int32 or Int16."""
     import pandas as pd
     import pyarrow as pa
 
-    view: pd.DataFrame = _table(file).to_pandas(types_mapper={pa.int32(): pd.Int32Dtype()}.get)
-    return view
+    nullable = {pa.int32(): pd.Int32Dtype(), pa.int16(): pd.Int16Dtype()}
+    view: pd.DataFrame = _table(file).to_pandas(types_mapper=nullable.get)
+    return view.astype({"warp_specialize": "boolean"})  # the one truth value that may be null
 
 
 NO_THREADS = {"use_threads": False, "pre_buffer": False}
@@ -159,7 +164,8 @@ def _from_table(path: Path, table: pa.Table, document: dict[str, Any]) -> SweepF
             f"this one reads up to {SCHEMA_VERSION}",
             "upgrade flashtune, or use --out DIR to write elsewhere",
         )
-    if table.schema.names != [field.name for field in fields(Row)]:
+    newer = {name for added, names in ADDED.items() if added > version for name in names}
+    if table.schema.names != [field.name for field in fields(Row) if field.name not in newer]:
         raise ValueError(f"its columns are not those of schema_version {version}")
     return SweepFile(
         Provenance(**document["provenance"]),

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import total_ordering
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Input dtypes that the kernels take, and their size in bytes."""
+
+
+FURTHER_AXES = ("maxnreg", "warp_specialize")
+"""The axes that a config may leave open, in the order of its text."""
 
 
 class Status(StrEnum):
@@ -72,17 +77,54 @@ class Problem:
         return f"B={self.B} {heads} {length} D={self.D} {mask} {self.dtype}"
 
 
-@dataclass(frozen=True, order=True)
+@total_ordering
+@dataclass(frozen=True)
 class Config:
-    """What the tuner chooses, written ``64x32x4x3`` everywhere."""
+    """What the tuner chooses, written ``64x32x4x3`` everywhere. Two further axes are None where
+    they are left open: ``64x32x4x3:maxnreg=168,warp_specialize=off`` sets both."""
 
     q_tile: int
     k_tile: int
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None  # the most registers that ptxas may give a thread; None: it chooses
+    warp_specialize: bool | None = None  # for kernels that have it; None: the kernel's own default
+
+    @property
+    def further(self) -> dict[str, int | bool]:
+        """The further axes that are set."""
+        values = {name: getattr(self, name) for name in FURTHER_AXES}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def plain(self) -> Config:
+        """The same tiles, warps and stages with the further axes left open."""
+        return Config(self.q_tile, self.k_tile, self.num_warps, self.num_stages)
 
     def __str__(self) -> str:
-        return f"{self.q_tile}x{self.k_tile}x{self.num_warps}x{self.num_stages}"
+        text = f"{self.q_tile}x{self.k_tile}x{self.num_warps}x{self.num_stages}"
+        set_to = {True: "on", False: "off"}
+        further = [
+            f"{name}={set_to[value] if isinstance(value, bool) else value}"
+            for name, value in self.further.items()
+        ]
+        return f"{text}:{','.join(further)}" if further else text
+
+    def _key(self) -> tuple[int, ...]:
+        """All axes as numbers, an open one below every value."""
+        maxnreg = -1 if self.maxnreg is None else self.maxnreg
+        warp_specialize = -1 if self.warp_specialize is None else self.warp_specialize
+        return (
+            self.q_tile, self.k_tile, self.num_warps, self.num_stages, maxnreg, warp_specialize,
+        )  # fmt: skip
+
+    def __lt__(self, other: Config) -> bool:
+        return self._key() < other._key()
+
+    def __hash__(self) -> int:
+        # Not the fields' own: before Python 3.12 None's hash, and so the order of a set of configs,
+        # differs from process to process.
+        return hash(self._key())
 
 
 @dataclass(frozen=True)
@@ -108,6 +150,7 @@ class Compiled:
     config: Config
     shared: int | None = None  # bytes a block, metadata.shared
     regs: int | None = None  # registers a thread
+    warps: int | None = None  # of a block, with those that warp specialisation adds
     spills: int | None = None  # Triton's n_spills: stack frame bytes / 4
     seconds: float | None = None  # wall time of a fresh compile; None when the cache had it
     code_hash: str | None = None  # of the machine code, its shared bytes and warps

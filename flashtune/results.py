@@ -107,10 +107,15 @@ class Row:
     lse_abs_err: float | None = None
     sm_clock_mhz: int | None = None
     measured_at: datetime | None = None
+    maxnreg: int | None = None  # None: the config leaves it open, as for warp_specialize
+    warp_specialize: bool | None = None
 
     @property
     def config(self) -> Config:
-        return Config(self.q_tile, self.k_tile, self.num_warps, self.num_stages)
+        return Config(
+            self.q_tile, self.k_tile, self.num_warps, self.num_stages, self.maxnreg,
+            self.warp_specialize,
+        )  # fmt: skip
 
     @property
     def problem(self) -> Problem:

@@ -129,7 +129,8 @@ def _plan(
 ) -> Plan | None:  # fmt: skip
     mma = instructions(gpu, config)
     through_tma = kernel.loads == "descriptor"
-    if mma is None or (through_tma and not descriptors.has_tma(gpu)):
+    emulated = through_tma and not descriptors.has_tma(gpu)
+    if mma is None or emulated or not kernel.shared_modelled:
         return None
     D, e = problem.padded_D, problem.element_bytes
     q_tile, k_tile, warps, stages = (

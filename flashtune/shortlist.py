@@ -33,6 +33,8 @@ def recommend_for(
     serve = [(dtype, D) for D in dims for dtype in ELEMENT_BYTES]
     provenance = files[0].provenance
     gpu, kernel = _spec(provenance.gpu), KERNELS.get(provenance.kernel)
+    if kernel is not None and not kernel.shared_modelled:  # nobody can say what else would fit
+        serve = sorted({(row.dtype, row.D) for file in files for row in file.rows})
     if gpu is None or kernel is None:  # a card or a kernel that the budget does not know
         return recommend(files, max_configs=max_configs, regret=regret, serve=serve)
     triton = provenance.triton_release
@@ -43,7 +45,8 @@ def recommend_for(
         max_configs=max_configs,
         regret=regret,
         serve=serve,
-        fits=_fits(gpu, kernel, triton),
+        # Where the budget cannot say what fits, only what ran counts.
+        fits=_fits(gpu, kernel, triton) if kernel.shared_modelled else None,
     )
 
 

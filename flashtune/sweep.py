@@ -22,7 +22,7 @@ from flashtune.interpreter import check_arithmetic
 from flashtune.kernels import Kernel, kernel_hash
 from flashtune.plan import ProblemPlan
 from flashtune.provenance import provenance
-from flashtune.records import KEEP, Compiled, Config, Problem, Status
+from flashtune.records import FURTHER_AXES, KEEP, Compiled, Config, Problem, Status
 from flashtune.results import RaceVerdict, Row, RunInfo, SdpaResult, SweepFile
 from flashtune.store import SweepStore, results_path
 
@@ -415,7 +415,7 @@ def _places(todo: Sequence[tuple[ProblemPlan, Config]]) -> dict[tuple[Problem, C
 
 
 _PROBLEM_COLUMNS = ("dtype", "B", "H", "H_kv", "N", "N_k", "D", "causal")
-_CONFIG_COLUMNS = ("q_tile", "k_tile", "num_warps", "num_stages")
+_CONFIG_COLUMNS = ("q_tile", "k_tile", "num_warps", "num_stages", *FURTHER_AXES)
 
 
 def _best(rows: Iterable[Row]) -> tuple[Problem, Config, float] | None:

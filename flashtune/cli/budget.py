@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 @guarded
 def command(
     configs: Annotated[
-        list[str], typer.Argument(help="Configs as q_tile x k_tile x warps x stages: 64x32x4x3.")
+        list[str],
+        typer.Argument(
+            help="Configs as q_tile x k_tile x warps x stages: 64x32x4x3, 64x32x4x3:maxnreg=168."
+        ),
     ],
     gpu: GpuName = "auto",
     n: Lengths = "4096",
@@ -118,13 +121,17 @@ def _as_json(
     }
 
 
+_NOT_SHOWN = ("config", "registers", "order_blocks_by_shared")  # written otherwise, or no figure
+
+
 def _one_as_json(explained: Explanation, card: GpuSpec) -> dict[str, Any]:
     """Registers and what follows from them are predicted where ``compiled`` is null."""
     line, cost = explained.line, explained.cost
     blocks = line.blocks_per_sm(card)
     return {
         "config": str(line.budget.config),
-        **{k: v for k, v in asdict(line.budget).items() if k not in ("config", "registers")},
+        **asdict(line.budget.config),
+        **{k: v for k, v in asdict(line.budget).items() if k not in _NOT_SHOWN},
         "registers": line.budget.registers._asdict(),
         "shared_terms": [asdict(term) for term in line.terms],
         "blocks_by_registers": line.blocks_by_registers(card),

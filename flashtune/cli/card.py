@@ -6,6 +6,7 @@ from flashtune.budget import Budget, BudgetLine, carve_out_kb
 from flashtune.cost import Cost
 from flashtune.explain import Explanation, Neighbour
 from flashtune.gpu import GpuSpec
+from flashtune.records import Config
 from flashtune.registers import Registers
 from flashtune.shared import Term
 from flashtune.tensor_cores import Instructions
@@ -46,26 +47,44 @@ def card(explained: Explanation, gpu: GpuSpec) -> str:
 def verdict_word(line: BudgetLine) -> str:
     """worth trying, ask the compiler, or the class that leaves it out."""
     if line.verdict.out is None:
-        return "worth trying" if line.budget.shared is not None else "ask the compiler"
+        return "worth trying" if line.shared is not None else "ask the compiler"
     return str(line.verdict.out)
 
 
-def bytes_text(value: int | None) -> str:
+def shared_text(value: int | None) -> str:
     """Shared bytes, or that the budget has no model of them."""
-    return "not modelled: asks the compiler" if value is None else f"{value:,}"
+    return "not modelled" if value is None else f"{value:,} bytes"
+
+
+def _shared_row(budget: Budget) -> str:
+    if budget.shared is None:
+        return (
+            "not modelled: only the compiler can say (--compile asks it) whether it is within the"
+            f" {budget.shared_limit:,} bytes a block"
+        )
+    return f"{budget.shared:,} of {budget.shared_limit:,} bytes a block"
+
+
+def _config_text(config: Config) -> str:
+    text = (f"{config.q_tile} query rows x {config.k_tile} keys, {config.num_warps} warps,"
+            f" {config.num_stages} stages")  # fmt: skip
+    if config.maxnreg is not None:
+        text += f", at most {config.maxnreg} registers a thread"
+    if config.warp_specialize is not None:
+        text += f", warp specialisation {'on' if config.warp_specialize else 'off'}"
+    return text
 
 
 def _budget_rows(line: BudgetLine) -> list[tuple[str, str]]:
-    budget, config = line.budget, line.budget.config
+    budget = line.budget
     warps = (
         "stacked: each owns whole rows"
         if budget.warps_stacked
         else "side by side along the keys: rows are split between warps"
     )
     return [
-        ("config", f"{config.q_tile} query rows x {config.k_tile} keys, {config.num_warps} warps,"
-                   f" {config.num_stages} stages"),
-        ("shared memory", f"{bytes_text(budget.shared)} of {budget.shared_limit:,} bytes a block"),
+        ("config", _config_text(budget.config)),
+        ("shared memory", _shared_row(budget)),
         *(("", _term_text(term)) for term in line.terms),
         *(("", f"under Triton {v}: {there:,} bytes") for v, there in line.other_tritons),
         ("accumulators", f"{budget.accumulators:g} fp32 registers a thread for S and O,"
@@ -95,11 +114,11 @@ def _occupancy_rows(line: BudgetLine, gpu: GpuSpec) -> list[tuple[str, str]]:
     predicted = "" if line.registers_known else " predicted"
     waves = budget.waves(blocks)
     rows = [("blocks per SM", f"{_text(blocks)}, held by {' and '.join(line.binds(gpu))}"
-             f" (shared memory {_text(budget.blocks_by_shared)}, registers"
-             f" {by_registers}{predicted}, warps {budget.blocks_by_warps},"
+             f" (shared memory {_text(line.blocks_by_shared(gpu))}, registers"
+             f" {by_registers}{predicted}, warps {line.blocks_by_warps(gpu)},"
              f" blocks {budget.blocks_by_blocks})")]  # fmt: skip
-    if blocks and budget.shared is not None:
-        kb = carve_out_kb(gpu, budget.shared, blocks)
+    if blocks and line.shared is not None:
+        kb = carve_out_kb(gpu, line.shared, blocks)
         rows.append(("", f"they need {kb} KB of an SM as shared memory, which leaves"
                      f" {gpu.l1_kb - kb} KB of L1"))  # fmt: skip
     if waves is not None and blocks is not None:
@@ -140,7 +159,7 @@ def _neighbour_text(there: Neighbour, here: Budget, cost: Cost | None, gpu: GpuS
         change = ""
         if budget.shared is not None and here.shared is not None:
             change = f" ({budget.shared - here.shared:+,})"
-        said.append(f"shared {bytes_text(budget.shared)} bytes{change}")
+        said.append(f"shared {shared_text(budget.shared)}{change}")
     if there.cost is not None:
         if budget.repeats != here.repeats:
             said.append(f"tensor work x{budget.repeats / here.repeats:g}")

@@ -125,6 +125,12 @@ def print_budgets(title: str, gpu: GpuSpec, explained: Sequence[Explanation]) ->
         " spills?: how likely, predicted.",
         soft_wrap=True,
     )
+    if any(e.line.shared is None for e in explained):
+        out.print(
+            "ask the compiler: nobody has modelled what shared memory these take; --compile asks"
+            " the compiler whether they fit.",
+            soft_wrap=True,
+        )
     for e in explained:
         if not e.line.verdict.kept:
             near = "" if e.nearest is None else f". Nearest to run: {e.nearest.budget.config}"

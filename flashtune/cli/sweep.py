@@ -93,7 +93,7 @@ def command(
     from flashtune.driver import other_processes
     from flashtune.gpu import target_gpu
     from flashtune.gpu_process import GpuProcess
-    from flashtune.kernels import find_kernel
+    from flashtune.kernels import check_axes, find_kernel
     from flashtune.plan import TOP_WITHOUT_GPU, plan_problem
     from flashtune.space import load_space
 
@@ -103,6 +103,7 @@ def command(
         raise FlashtuneError(f"--top {top}: at least one config must be tried", "Try --top 40.")
     asked = problems(n, n_k, b, h, h_kv, d, dtype, causal, both)
     configs, chosen, card = load_space(space), find_kernel(kernel), target_gpu(gpu)
+    check_axes(chosen, configs)
     timing = card.present and not dry_run
     others = other_processes() if timing else None
     # Before all else: it takes seconds to start, while what follows is loaded and planned.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Literal
 
 from flashtune.errors import FlashtuneError
 from flashtune.ladder import LADDER, Fixed, Step
+from flashtune.records import FURTHER_AXES, Config
 
 _HERE = Path(__file__).parent
 
@@ -24,6 +26,13 @@ class Kernel:
     key_loops: int  # 1: one loop masks every tile; 2: an unmasked and a masked loop
     skips_causal_tiles: bool  # tiles above the diagonal are never visited
     loads: Literal["pointer", "descriptor"] = "pointer"  # Q, K and V; descriptors are TMA's
+    axes: tuple[str, ...] = ()  # a config's further axes that are parameters of this kernel
+    shared_modelled: bool = True  # False: only the compiler knows how much shared memory it takes
+
+    def may_specialise(self, config: Config) -> bool:
+        """Whether Triton may give the config's loads and multiplies warps of their own, which deal
+        out the block's registers among themselves."""
+        return "warp_specialize" in self.axes and config.warp_specialize is not False
 
 
 KERNELS = {
@@ -81,7 +90,8 @@ def find_kernel(name: str) -> Kernel:
 
     A user's file defines ``flash_fwd_kernel`` with the ladder's parameters and says which kernel of
     the ladder it was made from (``BASED_ON = "v6_heads_first"``): its grid and its buffers are
-    taken to be that one's. Raises FlashtuneError for an unknown name, a step of the ladder that is
+    taken to be that one's. With a parameter WARP_SPECIALIZE it has that axis, and its buffers are
+    the compiler's to say. Raises FlashtuneError for an unknown name, a step of the ladder that is
     another's body with other configs, or a file that lacks either.
     """
     if name in KERNELS:
@@ -97,6 +107,20 @@ def find_kernel(name: str) -> Kernel:
         f"--kernel {name!r}: no kernel of that name",
         f"Did you mean {' or '.join(near)}? A file of your own works by its path (FILE.py).",
     )
+
+
+def check_axes(kernel: Kernel, configs: Iterable[Config]) -> None:
+    """Raises FlashtuneError for a config with an axis that the kernel does not have. maxnreg is the
+    launch's, and so every kernel's."""
+    for config in configs:
+        for axis in config.further:
+            if axis != "maxnreg" and axis not in kernel.axes:
+                having = [other.name for other in KERNELS.values() if axis in other.axes]
+                raise FlashtuneError(
+                    f"config {config}: {kernel.name} has no axis {axis}",
+                    (f"Kernels with it: {', '.join(having)}. " if having else "")
+                    + f"With {kernel.name}, leave {axis} out.",
+                )
 
 
 def _no_body_of_its_own(step: Step) -> FlashtuneError:
@@ -123,14 +147,14 @@ def _kernel_from_file(path: Path) -> Kernel:
             f"--kernel {path}: is not Python ({error})", "Fix the file and run again."
         ) from error
     based_on = None
-    defines_kernel = False
+    parameters: set[str] | None = None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "flash_fwd_kernel":
-            defines_kernel = True
+            parameters = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             based_on = node.value.value if "BASED_ON" in names else based_on
-    if not defines_kernel:
+    if parameters is None:
         raise FlashtuneError(
             f"--kernel {path}: defines no function flash_fwd_kernel",
             f"Start from a copy of {KERNELS[DEFAULT_KERNEL].path}.",
@@ -141,6 +165,7 @@ def _kernel_from_file(path: Path) -> Kernel:
             f"Add a line BASED_ON = one of {', '.join(map(repr, KERNELS))}.",
         )
     base = KERNELS[based_on]
+    axes = tuple(axis for axis in FURTHER_AXES if axis.upper() in parameters)
     return Kernel(
         name=path.stem,
         path=path.resolve(),
@@ -149,6 +174,8 @@ def _kernel_from_file(path: Path) -> Kernel:
         key_loops=base.key_loops,
         skips_causal_tiles=base.skips_causal_tiles,
         loads=base.loads,
+        axes=axes,
+        shared_modelled=base.shared_modelled and not axes,
     )
 
 

@@ -101,14 +101,19 @@ def arguments(
 
 
 def config_arguments(config: Config) -> dict[str, Any]:
-    """What the config sets, two of the kernel's parameters and two launch options; and the option
-    that every launch has: Triton 3.10 turns fused multiply-adds off by default."""
+    """What the config sets, of the kernel's parameters and the launch's options; and the option
+    that every launch has: Triton 3.10 turns fused multiply-adds off by default.
+
+    An axis that is left open is not passed at all, so that such a launch keeps its cache key.
+    """
+    further = {"maxnreg": config.maxnreg, "WARP_SPECIALIZE": config.warp_specialize}
     return {
         "Q_TILE_SIZE": config.q_tile,
         "K_TILE_SIZE": config.k_tile,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
         "enable_fp_fusion": True,
+        **{name: value for name, value in further.items() if value is not None},
     }
 
 
