@@ -57,16 +57,16 @@ class Finding:
 
     case: Case
     predicted: int | None  # None: not modelled
-    compiled: int | None  # None: the compiler refused, for ``reason``
+    compiled: int | None  # None: the compiler refused, for ``reason``, or was not asked
     reason: str | None = None
 
     @property
     def kind(self) -> str:
         """exact, wrong, not modelled or refused."""
-        if self.compiled is None:
-            return "refused"
         if self.predicted is None:
             return "not modelled"
+        if self.compiled is None:
+            return "refused"
         return "exact" if self.predicted == self.compiled else "wrong"
 
 
@@ -130,14 +130,17 @@ def audit(
     n_jobs: int,
     done: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Ask the installed Triton, ``triton``, about every case; ``done`` is called after each."""
-    answers: dict[Case, Compiled] = {}
-    for case, compiled in _asked(cases, n_jobs):
+    """Ask the installed Triton, ``triton``, about every case that is modelled; ``done`` is called
+    after each case."""
+    budgets = {case: predicted(case, triton) for case in cases}
+    answers = {case: Compiled(case.config) for case in cases}
+    for _ in (case for case, budget in budgets.items() if budget is None):
+        done()
+    for case, compiled in _asked([c for c in cases if budgets[c] is not None], n_jobs):
         answers[case] = compiled
         done()
     findings = [
-        Finding(case, predicted(case, triton), answers[case].shared, answers[case].reason)
-        for case in cases
+        Finding(case, budgets[case], answers[case].shared, answers[case].reason) for case in cases
     ]
     return Report(tuple(findings))
 

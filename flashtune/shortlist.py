@@ -29,14 +29,13 @@ def recommend_for(
     files: Sequence[SweepFile], max_configs: int = 5, regret: float = 0.01
 ) -> Recommendation:
     """The list for sweeps of one GPU and kernel. Raises FlashtuneError as recommend does."""
-    dims = sorted({row.D for file in files for row in file.rows} | set(COMMON_HEAD_DIMENSIONS))
+    swept = sorted({(row.dtype, row.D) for file in files for row in file.rows})
+    dims = sorted({D for _, D in swept} | set(COMMON_HEAD_DIMENSIONS))
     serve = [(dtype, D) for D in dims for dtype in ELEMENT_BYTES]
     provenance = files[0].provenance
     gpu, kernel = _spec(provenance.gpu), KERNELS.get(provenance.kernel)
-    if kernel is not None and not kernel.shared_modelled:  # nobody can say what else would fit
-        serve = sorted({(row.dtype, row.D) for file in files for row in file.rows})
     if gpu is None or kernel is None:  # a card or a kernel that the budget does not know
-        return recommend(files, max_configs=max_configs, regret=regret, serve=serve)
+        return recommend(files, max_configs=max_configs, regret=regret, serve=swept)
     triton = provenance.triton_release
     if not any(file.provenance.measured for file in files):
         files = [_in_order(file, gpu, kernel, triton) for file in files]
@@ -44,8 +43,8 @@ def recommend_for(
         files,
         max_configs=max_configs,
         regret=regret,
-        serve=serve,
         # Where the budget cannot say what fits, only what ran counts.
+        serve=serve if kernel.shared_modelled else swept,
         fits=_fits(gpu, kernel, triton) if kernel.shared_modelled else None,
     )
 

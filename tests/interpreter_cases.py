@@ -35,7 +35,14 @@ CONFIGS = {"fp16": ("64x32x4x3", "32x128x4x2"), "fp32": ("64x32x4x3", "32x128x4x
 
 
 def cases() -> list[Case]:
-    return [*_article(), *_head_dimensions(), *_layouts(), *_edges(), *_values()]
+    return [
+        *_article(),
+        *_head_dimensions(),
+        *_layouts(),
+        *_edges(),
+        *_values(),
+        *_launch_options(),
+    ]
 
 
 def _article() -> list[Case]:
@@ -93,6 +100,14 @@ def _values() -> list[Case]:
         for causal in (False, True)
         for dtype in DTYPES
         for values in VALUES[1:]
+    ]
+
+
+def _launch_options() -> list[Case]:
+    """What only the compiler heeds must not break the interpreter."""
+    return [
+        Case(kernel, 1, 2, 2, 40, 72, 32, True, "fp32", "16x32x4x2:maxnreg=64")
+        for kernel in KERNELS
     ]
 
 

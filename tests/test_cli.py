@@ -226,7 +226,7 @@ def _edit_metadata(path: Path, old: bytes, new: bytes) -> None:
 
 
 def _newer(path: Path) -> None:
-    _edit_metadata(path, b'"schema_version": 1', b'"schema_version": 9')
+    _edit_metadata(path, b'"schema_version": 2', b'"schema_version": 9')
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def _newer(path: Path) -> None:
     [
         (_cut_short, "is cut short", "--fresh"),
         (_empty, "is empty", "--fresh"),
-        (_newer, "schema_version 9.*up to 1", "upgrade"),
+        (_newer, "schema_version 9.*up to 2", "upgrade"),
     ],
 )
 def test_a_results_file_that_cannot_be_read(

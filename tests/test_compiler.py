@@ -78,6 +78,8 @@ BATCH = [
     *(job(config, kernel=V0) for config in ARTICLE_TABLE),
     *(job("64x32x4x3", problem=NARROW, kernel=kernel) for kernel in (V0, V6)),
     *(job("64x32x4x3", cc, problem, V7) for cc in (90, 120) for problem in (PROBLEM, NARROW)),
+    job("64x32x4x3:maxnreg=64"),
+    *(job(f"64x128x4x2:maxnreg={n}", 90) for n in (88, 96)),
 ]
 
 
@@ -176,6 +178,20 @@ def test_head_dimension_40_keeps_asynchronous_copies(
         assert "cp.async.ca" not in ptx  # 4 or 8
         assert not re.search(r"ld\.global[.\w:]*\.[bu](8|16)\b", ptx)
     assert found == len({j for j in BATCH if j.kernel is kernel and j.cc == 89})
+
+
+def test_maxnreg_is_the_most_registers_of_a_thread(batch: dict[CompileJob, Compiled]) -> None:
+    free, capped = batch[job("64x32x4x3")], batch[job("64x32x4x3:maxnreg=64")]
+    assert free.regs is not None and free.regs > 64 and capped.regs == 64
+    assert capped.spills and capped.shared == free.shared
+    assert capped.code_hash != free.code_hash
+
+
+def test_maxnreg_may_starve_a_wgmma(batch: dict[CompileJob, Compiled]) -> None:
+    """As the budget's rule wgmma_registers says: 90 for 128 columns."""
+    starved, fed = (batch[job(f"64x128x4x2:maxnreg={n}", 90)] for n in (88, 96))
+    assert starved.failure is Status.COMPILE_FAILED and "C7602" in str(starved.reason)
+    assert fed.failure is None and fed.regs is not None and fed.regs <= 96
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, NARROW], ids=str)

@@ -124,6 +124,38 @@ def test_triton_reads_the_configs() -> None:
     assert made["AUTOTUNE_KEY"] == ["N_QUERIES", "N_KEYS", "D", "is_causal"]
 
 
+AXES = (
+    replace(SMALL, maxnreg=168),
+    replace(SMALL, warp_specialize=False),
+    replace(WIDE, maxnreg=96, warp_specialize=True),
+)
+WITH_AXES = replace(REC, configs=tuple(Recommended(config, ((LONG, 0.9),)) for config in AXES))
+
+
+def test_further_axes_are_in_the_configs_that_set_them() -> None:
+    made = executed(export(WITH_AXES))["AUTOTUNE_CONFIGS"]
+    tiles = {"Q_TILE_SIZE": 64, "K_TILE_SIZE": 32}
+    assert [(c.kwargs, c.maxnreg) for c in made] == [
+        (tiles, 168),
+        ({**tiles, "WARP_SPECIALIZE": False}, None),
+        ({"Q_TILE_SIZE": 128, "K_TILE_SIZE": 128, "WARP_SPECIALIZE": True}, 96),
+    ]
+    text = " ".join(export(WITH_AXES).replace("#", " ").split())
+    assert (
+        "Leave Q_TILE_SIZE and K_TILE_SIZE, num_warps, num_stages, maxnreg and WARP_SPECIALIZE out"
+        " of the call"
+    ) in text
+    assert "maxnreg" not in export() and "WARP_SPECIALIZE" not in export()
+    renamed = executed(export(WITH_AXES, {**FOREIGN_NAMES, "WARP_SPECIALIZE": "ws"}))
+    assert renamed["AUTOTUNE_CONFIGS"][1].kwargs == {"BLOCK_M": 64, "BLOCK_N": 32, "ws": False}
+    data: Any = as_json(WITH_AXES, PROVENANCE)
+    assert [(c["config"], c["maxnreg"], c["warp_specialize"]) for c in data["configs"]] == [
+        ("64x32x4x3:maxnreg=168", 168, None),
+        ("64x32x4x3:warp_specialize=off", None, False),
+        ("128x128x16x2:maxnreg=96,warp_specialize=on", 96, True),
+    ]
+
+
 def test_it_imports_triton_and_nothing_else() -> None:
     imports = [line for line in export().splitlines() if "import " in line]
     assert imports == ["import triton"]
@@ -179,7 +211,7 @@ def test_nothing_measured_is_said_first() -> None:
     assert len(executed(text)["AUTOTUNE_CONFIGS"]) == 2
 
 
-@pytest.mark.parametrize("rec", [REC, UNMEASURED])
+@pytest.mark.parametrize("rec", [REC, UNMEASURED, WITH_AXES])
 @pytest.mark.parametrize("names", [{}, FOREIGN_NAMES, {"Q_TILE_SIZE": "Q" * 40, "D": "d" * 50}])
 def test_ruff_is_content_and_the_text_is_stable(
     rec: Recommendation, names: dict[str, str], tmp_path: Path
@@ -219,7 +251,9 @@ def test_hostile_text_stays_in_its_comment() -> None:
         ({"Q_TILE_SIZE": "block m"}, "not a Python identifier"),
         ({"Q_TILE_SIZE": "lambda"}, "not a Python identifier"),
         ({"K_TILE_SIZE": ""}, "cannot be dropped"),
+        ({"WARP_SPECIALIZE": ""}, "cannot be dropped"),
         ({"Q_TILE_SIZE": "num_warps"}, "option of the launch"),
+        ({"WARP_SPECIALIZE": "maxnreg"}, "option of the launch"),
         ({"Q_TILE_SIZE": "BLOCK", "K_TILE_SIZE": "BLOCK"}, "both be called 'BLOCK'"),
         ({"Q_TILE_SIZE": "D"}, "both be called 'D'"),
     ],

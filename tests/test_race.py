@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,18 @@ def test_a_near_equal_that_spills_less_is_chosen() -> None:
     assert choose(result, facts) == config(1)
     facts[config(0)] = Compiled(config(0), shared=100, spills=0)
     assert choose(result, facts) == config(0)
+
+
+def test_a_further_axis_makes_a_config_of_its_own() -> None:
+    """It races against its plain twin, and of equals the plain one is chosen."""
+    plain = Config(64, 64, 4, 3)
+    configs = [replace(plain, maxnreg=168), plain, replace(plain, warp_specialize=False)]
+    track = NoisyTrack(dict(zip(configs, (1.0, 1.0, 1.2), strict=True)), 0.002, 5)
+    result = final(track, configs, random.Random(3))
+    assert {result.leader, *(s.config for s in result.standings)} == set(configs)
+    assert [s.config for s in result.standings if s.slower] == [configs[2]]
+    facts = {c: Compiled(c, shared=100, spills=0) for c in configs}
+    assert choose(result, facts) == plain
 
 
 def test_the_verdict_can_be_replayed_from_the_rounds() -> None:

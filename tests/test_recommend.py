@@ -215,6 +215,26 @@ def test_a_wrong_row_never_wins_even_when_fastest() -> None:
     assert rec.barred == ((A, f"wrong on {SHORT}"),)
 
 
+def test_configs_that_differ_in_a_further_axis_are_two_configs() -> None:
+    capped, off = replace(C, maxnreg=168), replace(C, warp_specialize=False)
+    rows = [
+        row(SHORT, C, 2.0), row(SHORT, capped, 1.0, maxnreg=168),
+        row(SHORT, off, 1.5, warp_specialize=False),
+        row(LONG, C, 1.0), row(LONG, capped, 1.0, Status.WRONG, maxnreg=168),
+        row(LONG, off, 2.0, warp_specialize=False),
+    ]  # fmt: skip
+    rec = recommend([sweep(*rows)], regret=0.0)
+    assert rec.winners == ((SHORT, capped, 1.0), (LONG, C, 1.0))
+    assert listed(rec) == [str(C), str(off)]  # the fastest there is was wrong elsewhere
+    assert rec.barred == ((capped, f"wrong on {LONG}"),)
+
+
+def test_of_equals_the_one_that_leaves_more_open_wins() -> None:
+    capped = replace(C, maxnreg=168)
+    rec = recommend([sweep(row(SHORT, capped, 1.0, maxnreg=168), row(SHORT, C, 1.0))])
+    assert rec.winners == ((SHORT, C, 1.0),) and listed(rec) == [str(C)]
+
+
 def test_a_config_that_was_wrong_in_one_of_two_runs_does_not_win() -> None:
     right, wrong = row(SHORT, A, 0.5), row(SHORT, A, 0.5, Status.WRONG, run_id="second")
     rec = recommend([sweep(right, row(SHORT, B, 1.0)), sweep(wrong)])

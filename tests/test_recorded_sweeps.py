@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, subprocess_env
 
@@ -54,6 +55,12 @@ def test_there_are_some() -> None:
 
 def test_small_enough_to_commit(recorded: Path) -> None:
     assert recorded.stat().st_size <= 5_000_000
+
+
+def test_they_are_from_before_the_further_axes(recorded: Path) -> None:
+    names = pq.read_schema(recorded).names
+    assert "maxnreg" not in names and "warp_specialize" not in names
+    assert {row.config.plain == row.config for row in read(recorded).rows} == {True}
 
 
 def test_every_prediction_of_shared_memory_was_exact(recorded: Path) -> None:

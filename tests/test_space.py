@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import subprocess_env
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,16 +44,69 @@ def space_refusal(name: str) -> FlashtuneError:
     return caught.value
 
 
-@given(
+any_config = st.builds(
+    Config,
     st.sampled_from([16, 32, 64, 128, 256, 512]), st.sampled_from([16, 32, 64, 128, 256, 512]),
     st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(1, 10),
+    st.none() | st.integers(3, 31).map(lambda n: 8 * n), st.none() | st.booleans(),
 )  # fmt: skip
-def test_a_config_is_read_as_it_is_written(q: int, k: int, warps: int, stages: int) -> None:
-    config = Config(q, k, warps, stages)
+
+
+@given(any_config)
+def test_a_config_is_read_as_it_is_written(config: Config) -> None:
     assert parse_config(str(config)) == config
+    assert parse_config(f" {str(config).upper()} ") == config
 
 
-@given(st.text(alphabet="0123456789x.-+ e_²", max_size=14))
+def test_the_text_of_a_config() -> None:
+    plain = Config(128, 128, 4, 2)
+    assert str(plain) == "128x128x4x2"
+    assert str(replace(plain, maxnreg=168)) == "128x128x4x2:maxnreg=168"
+    both = replace(plain, maxnreg=168, warp_specialize=False)
+    assert str(both) == "128x128x4x2:maxnreg=168,warp_specialize=off"
+    assert str(replace(both, warp_specialize=True, maxnreg=None)) == (
+        "128x128x4x2:warp_specialize=on"
+    )
+    assert parse_config("128x128x4x2: warp_specialize = off, maxnreg = 168") == both
+    assert both.plain == plain
+
+
+@given(st.lists(any_config, max_size=12), st.randoms())
+def test_configs_sort_whatever_they_leave_open(configs: list[Config], rng: random.Random) -> None:
+    mixed = list(configs)
+    rng.shuffle(mixed)
+    assert sorted(mixed) == sorted(configs)
+    assert len(set(mixed)) == len({str(config) for config in configs})
+
+
+def test_an_open_axis_sorts_first() -> None:
+    plain = Config(64, 32, 4, 3)
+    capped = [replace(plain, maxnreg=n) for n in (64, 168)]
+    off, on = replace(plain, warp_specialize=False), replace(plain, warp_specialize=True)
+    order = [plain, off, on, *capped, Config(64, 32, 4, 4)]
+    assert sorted(set(order)) == order
+    assert plain < off and plain <= off and on > off and on >= off
+
+
+def test_a_config_s_hash_is_the_same_in_every_process() -> None:
+    """None's own, before Python 3.12, is not; the order of a set would change with it."""
+    script = (
+        "from flashtune.records import Config\n"
+        "print(hash(Config(64, 32, 4, 3)), hash(Config(64, 32, 4, 3, 64, True)))"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", script], env=subprocess_env(), capture_output=True, check=True
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(hashes) == 1
+
+
+@given(
+    st.text(alphabet="0123456789x.-+ e_²", max_size=14)
+    | st.text(alphabet="0123456789=,: ofnmaxregwp_", max_size=30).map("64x32x4x3:".__add__)
+)
 def test_any_text_is_a_config_or_a_clear_error(text: str) -> None:
     try:
         config = parse_config(text)
@@ -58,6 +116,7 @@ def test_any_text_is_a_config_or_a_clear_error(text: str) -> None:
         assert "\n" not in error.message + error.hint
     else:
         assert all(allowed(axis, getattr(config, axis)) for axis in AXES)
+        assert all(allowed(axis, value) for axis, value in config.further.items())
 
 
 OTHER_FORMS = [
@@ -93,6 +152,28 @@ def test_a_value_that_is_not_allowed_names_its_axis(
     error = refusal(text)
     assert error.message == f"config {text!r}: {axis} is {value}"
     assert error.hint == f"{axis} takes {range_}."
+
+
+@pytest.mark.parametrize(
+    ("further", "says", "hint"),
+    [
+        ("maxnreg=100", "maxnreg is 100", "maxnreg takes multiples of 8 from 24 to 248."),
+        ("maxnreg=16", "maxnreg is 16", "multiples of 8 from 24 to 248"),
+        ("maxnreg=256", "maxnreg is 256", "multiples of 8 from 24 to 248"),
+        ("maxnreg=on", "maxnreg is on", "multiples of 8"),
+        ("maxnreg", "maxnreg is empty", "multiples of 8"),
+        ("warp_specialize=yes", "warp_specialize is yes", "warp_specialize takes on or off."),
+        ("warp_specialize=1", "warp_specialize is 1", "on or off"),
+        ("num_ctas=2", "no axis 'num_ctas'", "maxnreg and warp_specialize"),
+        ("", "no axis ''", "maxnreg and warp_specialize"),
+        ("maxnreg=64,", "no axis ''", "maxnreg and warp_specialize"),
+        ("maxnreg=64,maxnreg=64", "maxnreg twice", "maxnreg and warp_specialize"),
+    ],
+)
+def test_a_further_axis_that_is_not_allowed_is_named(further: str, says: str, hint: str) -> None:
+    error = refusal(f"64x32x4x3:{further}")
+    assert error.message == f"config '64x32x4x3:{further}': {says}"
+    assert hint in error.hint
 
 
 def test_the_article_space_is_the_article_s() -> None:
@@ -135,6 +216,21 @@ def test_a_repeated_value_counts_once(tmp_path: Path) -> None:
     assert len(load_space(space_file(tmp_path, text))) == 12
 
 
+def test_further_axes_are_further_factors_of_the_product(tmp_path: Path) -> None:
+    text = AXIS_LINES + 'maxnreg = ["auto", 168]\nwarp_specialize = [true, false]\n'
+    configs = load_space(space_file(tmp_path, text))
+    assert [str(config) for config in configs[:5]] == [
+        "64x32x4x3:warp_specialize=on", "64x32x4x3:warp_specialize=off",
+        "64x32x4x3:maxnreg=168,warp_specialize=on", "64x32x4x3:maxnreg=168,warp_specialize=off",
+        "64x32x4x1:warp_specialize=on",
+    ]  # fmt: skip
+    assert len(configs) == 12 * 4
+    listed = 'configs = ["64x32x4x3", "64x32x4x3:maxnreg=64", "64x32x4x3"]\n'
+    only_one = load_space(space_file(tmp_path, AXIS_LINES + "maxnreg = [64]\n" + listed))
+    assert [str(config) for config in only_one[12:]] == ["64x32x4x3"]
+    assert {config.maxnreg for config in only_one[:12]} == {64}
+
+
 BROKEN = {
     "wrong key": (AXIS_LINES + "num_wraps = [4]\n", "unknown key num_wraps", "num_warps"),
     "key of another table": (AXIS_LINES + "[axes]\nq_tile = [64]\n", "unknown key axes", "q_tile"),
@@ -149,6 +245,25 @@ BROKEN = {
     "value not allowed": (
         AXIS_LINES.replace("[32, 16]", "[32, 33]"), "k_tile[1] is 33",
         "powers of two from 16 to 512",
+    ),
+    "maxnreg not allowed": (
+        AXIS_LINES + 'maxnreg = ["auto", 100]', "maxnreg[1] is 100",
+        'maxnreg takes "auto" and multiples of 8 from 24 to 248.',
+    ),
+    "maxnreg not a list": (
+        AXIS_LINES + "maxnreg = 168", "maxnreg is 168", 'a list of "auto" and multiples of 8',
+    ),
+    "text for a truth": (
+        AXIS_LINES + 'warp_specialize = ["on"]', "warp_specialize[0] is 'on'",
+        'warp_specialize takes "auto", true and false.',
+    ),
+    "further axes alone": ("maxnreg = [168]", "q_tile is missing", "powers of two"),
+    "misspelt further axis": (
+        AXIS_LINES + "warp_specialise = [true]", "did you mean warp_specialize?", "maxnreg",
+    ),
+    "listed further axis": (
+        'configs = ["64x32x4x3:maxnreg=1"]', "configs[0]: config '64x32x4x3:maxnreg=1': maxnreg",
+        "multiples of 8",
     ),
     "no config": ('description = "nothing"\n', "holds no config", "configs"),
     "empty file": ("", "holds no config", "q_tile"),

@@ -46,7 +46,8 @@ HOUSE = re.findall(
     "run_id, status, reason, kernel, gpu, cc, dtype, B, H, H_kv, N, N_k, D, causal, q_tile, "
     "k_tile, num_warps, num_stages, shared_predicted, shared, shared_limit, regs, spills, "
     "blocks_per_sm, waves, compile_s, code_hash, same_as, predicted_ms, ms, ms_lo, ms_hi, tflops, "
-    "samples_ms, samples_round, max_abs_err, sdpa_abs_err, lse_abs_err, sm_clock_mhz, measured_at",
+    "samples_ms, samples_round, max_abs_err, sdpa_abs_err, lse_abs_err, sm_clock_mhz, measured_at, "
+    "maxnreg, warp_specialize",
 )
 
 
@@ -103,6 +104,7 @@ rows_of_any_kind = st.builds(
     **dict.fromkeys(("spills", "blocks_per_sm", "sm_clock_mhz"), maybe_int),
     **dict.fromkeys(("waves", "compile_s", "predicted_ms", "ms", "ms_lo"), maybe_real),
     **dict.fromkeys(("ms_hi", "tflops", "max_abs_err", "sdpa_abs_err"), maybe_real),
+    maxnreg=st.none() | st.integers(-(2**15), 2**15 - 1), warp_specialize=st.none() | st.booleans(),
     lse_abs_err=maybe_real, code_hash=maybe_text, same_as=maybe_text,
     samples_ms=st.none() | st.lists(st.floats(allow_nan=False, width=32), max_size=5).map(tuple),
     samples_round=st.none() | st.lists(st.integers(0, 2**15 - 1), max_size=5).map(tuple),
@@ -520,6 +522,46 @@ def test_pandas_reads_it_with_one_call_and_null_is_null(path: Path) -> None:
     assert store.frame(path)["shared"].dtype == pd.Int32Dtype()
 
 
+def test_further_axes_are_null_where_they_are_open(path: Path) -> None:
+    capped = numbered(2, maxnreg=168, warp_specialize=False)
+    undisturbed(path, [numbered(2), capped])
+    plain, other = (row.config for row in store.read(path).rows)
+    assert (str(plain), str(other)) == (
+        "15968x64x4x2", "15968x64x4x2:maxnreg=168,warp_specialize=off",
+    )  # fmt: skip
+    view = store.frame(path)
+    assert (view["maxnreg"].dtype, str(view["warp_specialize"].dtype)) == ("Int16", "boolean")
+    assert pd.isna(view["maxnreg"][0]) and view["maxnreg"][1] == 168
+    assert pd.isna(view["warp_specialize"][0]) and view["warp_specialize"][1] is not pd.NA
+
+
+def written_by_version_1(path: Path) -> None:
+    table = pq.read_table(path).drop_columns(list(parquet.ADDED[2]))
+    pq.write_table(table, path)
+    rewritten(path, b'"schema_version": 2', b'"schema_version": 1')
+
+
+def test_a_file_from_before_the_further_axes_is_read_and_continued(path: Path) -> None:
+    undisturbed(path, [numbered(1), numbered(2)])
+    now = store.read(path)
+    written_by_version_1(path)
+    assert store.read(path) == now
+    assert {row.config.further == {} for row in now.rows} == {True}
+    with opened(path) as sweep:
+        sweep.add(numbered(1, maxnreg=64))
+        sweep.finish()
+    document = pq.read_schema(path).metadata[parquet.METADATA_KEY]
+    assert b'"schema_version": 2' in document
+    assert [row.maxnreg for row in store.read(path).rows] == [None, 64, None]
+
+
+def test_columns_and_schema_version_have_to_agree(path: Path) -> None:
+    undisturbed(path, [numbered(1)])
+    rewritten(path, b'"schema_version": 2', b'"schema_version": 1')
+    with pytest.raises(FlashtuneError, match="not those of schema_version 1"):
+        store.read(path)
+
+
 def test_importing_the_store_loads_neither_pandas_nor_pyarrow() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import flashtune.store;"
@@ -617,7 +659,7 @@ def rewritten(path: Path, old: bytes, new: bytes) -> None:
 
 
 def rewrite_version(path: Path) -> None:
-    rewritten(path, b'"schema_version": 1', b'"schema_version": 2')
+    rewritten(path, b'"schema_version": 2', b'"schema_version": 3')
 
 
 def middle_overwritten(path: Path) -> None:
@@ -636,7 +678,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str, str]] = [
         "without flashtune's metadata",
         "flashtune sweep",
     ),
-    (rewrite_version, r"schema_version 2; this one reads up to 1", "upgrade flashtune"),
+    (rewrite_version, r"schema_version 3; this one reads up to 2", "upgrade flashtune"),
     (lambda path: rewritten(path, b'"notes"', b'"motes"'), "is damaged", "--fresh"),
     (lambda path: rewritten(path, b'"verdicts": []}', b'"verdicts": '), "is damaged", "--fresh"),
     (lambda path: (path.unlink(), path.mkdir()), "cannot read it: Is a directory", "results file"),
@@ -669,7 +711,7 @@ def test_a_status_of_another_version_is_damage(path: Path) -> None:
 def test_other_columns_are_damage(path: Path) -> None:
     undisturbed(path, [numbered(1)])
     pq.write_table(pq.read_table(path).drop_columns(["ms"]), path)
-    with pytest.raises(FlashtuneError, match="its columns are not those of schema_version 1"):
+    with pytest.raises(FlashtuneError, match="its columns are not those of schema_version 2"):
         store.read(path)
 
 

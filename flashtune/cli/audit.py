@@ -261,7 +261,7 @@ def _sampling(
 
 
 def _budget_json(report: Report, triton: str, seed: int) -> dict[str, Any]:
-    """``total`` is what the compiler answered: exact + not_modelled + misses."""
+    """``total`` is all but what the compiler refused: exact + not_modelled + misses."""
     return {
         "schema_version": 1,
         "triton": triton,

@@ -1,0 +1,326 @@
+"""The further axes of a config, maxnreg and warp_specialize: who has them and what follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import CommandLine
+from conftest import ROOT, stop_compile_pool
+from specialised_kernel import specialised_kernel
+
+from flashtune import choose
+from flashtune.audit_budget import Case, audit
+from flashtune.budget import assess, compiled_verdict, register_cap, verdict
+from flashtune.compiler import CompileJob, compile_all
+from flashtune.cost import order
+from flashtune.entries import entries
+from flashtune.errors import FlashtuneError
+from flashtune.explain import Explainer
+from flashtune.gpu import find_gpu
+from flashtune.kernels import KERNELS, Kernel, check_axes, find_kernel
+from flashtune.kernels.launch import config_arguments
+from flashtune.ladder import LADDER
+from flashtune.records import Compiled, OutClass, Problem, Verdict
+from flashtune.shared import buffers, terms
+from flashtune.shortlist import recommend_for
+from flashtune.space import load_space, parse_config
+from flashtune.store import find, read
+from flashtune.tuned import tuned_list
+
+PROBLEM = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
+V6, V7 = KERNELS["v6_heads_first"], KERNELS["v7_descriptor"]
+H200, ADA, B200 = find_gpu("h200"), find_gpu("rtx-4070-super"), find_gpu("b200")
+TRITON = (3, 9)
+
+
+@pytest.fixture
+def specialised(tmp_path: Path) -> Kernel:
+    return specialised_kernel(tmp_path)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    return CommandLine.at(tmp_path, tmp_path_factory)
+
+
+# The launch, and which kernels have which axis ----------------------------------------------------
+
+
+def test_a_launch_passes_only_the_axes_that_are_set() -> None:
+    plain = config_arguments(parse_config("64x32x4x3"))
+    assert set(plain) == {
+        "Q_TILE_SIZE", "K_TILE_SIZE", "num_warps", "num_stages", "enable_fp_fusion",
+    }  # fmt: skip
+    both = config_arguments(parse_config("64x32x4x3:maxnreg=168,warp_specialize=off"))
+    assert both == {**plain, "maxnreg": 168, "WARP_SPECIALIZE": False}
+
+
+def test_a_file_s_parameters_say_which_axes_it_has(specialised: Kernel, tmp_path: Path) -> None:
+    assert specialised.axes == ("warp_specialize",) and not specialised.shared_modelled
+    assert specialised.loads == "descriptor"
+    plain = tmp_path / "plain.py"
+    plain.write_text(V6.path.read_text() + '\nBASED_ON = "v6_heads_first"\n')
+    assert (find_kernel(str(plain)).axes, find_kernel(str(plain)).shared_modelled) == ((), True)
+
+
+def test_an_axis_that_the_kernel_lacks_is_refused_by_name(specialised: Kernel) -> None:
+    config = parse_config("64x64x4x2:warp_specialize=off")
+    for ask in (
+        lambda: check_axes(V6, [config]),
+        lambda: assess(PROBLEM, config, H200, V6, TRITON),
+    ):
+        with pytest.raises(FlashtuneError) as caught:
+            ask()
+        assert (
+            caught.value.message == f"config {config}: v6_heads_first has no axis warp_specialize"
+        )
+        assert "leave warp_specialize out" in caught.value.hint
+        having = [kernel.name for kernel in KERNELS.values() if kernel.axes]
+        assert all(name in caught.value.hint for name in having)
+    check_axes(specialised, [config])
+    check_axes(V6, [parse_config("64x64x4x2:maxnreg=64")])
+
+
+@pytest.mark.parametrize("command", ["budget", "sweep", "sweep --dry-run"])
+def test_commands_refuse_it_before_anything_compiles(command: str, cli: CommandLine) -> None:
+    (cli.folder / "mine.toml").write_text('configs = ["64x64x4x2:warp_specialize=on"]')
+    name, *flags = command.split()
+    what = ["64x64x4x2:warp_specialize=on"] if name == "budget" else ["--space", "mine.toml"]
+    before = cli.compiled()
+    done = cli.run(name, *what, "--gpu", "h200", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "v6_heads_first has no axis warp_specialize" in done.stderr
+    assert cli.compiled() == before and not (cli.folder / "sweeps").exists()
+
+
+def test_another_kernel_s_list_is_taken_without_its_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are about that kernel's code, and may not even exist in this one."""
+    listed = tuned_list("h200", "v6_heads_first", "bf16", 64)
+    assert listed is not None
+    own = tuple(replace(c, maxnreg=128, warp_specialize=True) for c in listed.configs)
+    foreign = replace(listed, kernel="another", configs=own, winners=())
+    monkeypatch.setattr(choose, "nearest_list", lambda *_: foreign)
+    chosen = choose.choose(LADDER["v6_heads_first"], PROBLEM, H200, TRITON)
+    assert set(chosen.configs) <= {config.plain for config in own}
+    capped = replace(listed, configs=tuple(replace(c, maxnreg=248) for c in own), winners=())
+    monkeypatch.setattr(choose, "nearest_list", lambda *_: capped)
+    with pytest.raises(FlashtuneError, match="has no axis warp_specialize"):
+        choose.choose(LADDER["v6_heads_first"], PROBLEM, H200, TRITON)
+
+
+def test_a_bench_does_not_launch_a_recorded_axis_that_the_file_has_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recommendation = recommend_for([read(find(ROOT / "sweeps")[-1])])
+    winners = tuple(
+        (p, replace(c, warp_specialize=True), ms) for p, c, ms in recommendation.winners
+    )
+    recorded = replace(recommendation, winners=winners)
+    monkeypatch.setattr("flashtune.entries._recommended", lambda path: recorded)
+    with pytest.raises(FlashtuneError, match="v6_heads_first has no axis warp_specialize"):
+        entries(["v6_heads_first"], winners[0][0], H200, Path("sweeps"), TRITON)
+
+
+# maxnreg in the budget ----------------------------------------------------------------------------
+
+
+def test_the_register_cap_is_the_smaller_of_the_two() -> None:
+    assert register_cap(H200, 8) == register_cap(H200, 8, 255) == 255
+    assert register_cap(H200, 8, 168) == 168
+    assert register_cap(H200, 16, 168) == 128
+
+
+def test_registers_spills_and_blocks_follow_the_cap_and_shared_memory_does_not() -> None:
+    plain, capped = (
+        assess(PROBLEM, parse_config(text), H200, V6, TRITON)
+        for text in ("64x64x4x2", "64x64x4x2:maxnreg=80")
+    )
+    assert (capped.shared, capped.blocks_by_shared) == (plain.shared, plain.blocks_by_shared)
+    assert (plain.register_cap, capped.register_cap) == (255, 80)
+    assert plain.registers.expected > 80 == capped.registers.expected == capped.registers.high
+    assert capped.registers.spill_probability > plain.registers.spill_probability
+    more, fewer = (b.blocks_by_predicted_registers(H200) for b in (capped, plain))
+    assert more > fewer
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ("64x128x4x2:maxnreg=88", "wgmma_registers"),
+        ("128x128x4x2:maxnreg=168", "accumulators"),
+        ("64x128x4x2:maxnreg=96", "spills"),
+    ],
+)
+def test_what_the_cap_rules_out_says_so(config: str, rule: str) -> None:
+    answer = verdict(assess(PROBLEM, parse_config(config), H200, V6, TRITON), H200)
+    assert answer.rule == rule
+    assert f"the cap with 4 warps and {config.partition(':')[2]} is" in str(answer.reason)
+    plain = assess(PROBLEM, parse_config(config).plain, H200, V6, TRITON)
+    assert verdict(plain, H200).rule is None
+
+
+def test_the_order_sees_the_cap() -> None:
+    """Configs that differ in their cap alone are not one tile to the cost model."""
+    configs = [parse_config(text) for text in ("64x64x4x2", "64x64x4x2:maxnreg=80")]
+    budgets = [assess(PROBLEM, config, H200, V6, TRITON) for config in configs]
+    costs = order(PROBLEM, budgets, [verdict(b, H200) for b in budgets], H200, V6)
+    assert [cost.config for cost in costs] == configs
+    assert costs[0].predicted_ms != costs[1].predicted_ms
+
+
+def test_neighbours_keep_the_axes_and_one_is_without_the_cap() -> None:
+    explained = Explainer(PROBLEM, H200, V6, TRITON).explain(parse_config("64x128x4x2:maxnreg=96"))
+    assert [(n.change, str(n.budget.config)) for n in explained.beside] == [
+        ("one more stage", "64x128x4x3:maxnreg=96"),
+        ("twice the warps", "64x128x8x2:maxnreg=96"),
+        ("no maxnreg", "64x128x4x2"),
+    ]
+    starved = Explainer(PROBLEM, H200, V6, TRITON).explain(parse_config("64x128x4x2:maxnreg=88"))
+    assert starved.nearest is not None
+    assert starved.nearest.change in ("no maxnreg", "k_tile / 2")
+    assert "maxnreg" in str(starved.nearest.budget.config) or starved.nearest.change == "no maxnreg"
+
+
+def test_the_budget_command_shows_the_axes(cli: CommandLine) -> None:
+    texts = ("64x64x4x2:maxnreg=128", "64x64x4x2")
+    one = cli.run("budget", texts[0], "--gpu", "h200").stdout
+    assert "2 stages, at most 128 registers a thread" in one and "no maxnreg" in one
+    table = cli.run("budget", *texts, "--gpu", "h200").stdout
+    assert all(any(line.startswith(f"{text} ") for line in table.splitlines()) for text in texts)
+    document = json.loads(cli.run("budget", *texts, "--gpu", "h200", "--json").stdout)
+    capped, plain = document["budgets"]
+    assert (capped["config"], capped["maxnreg"], capped["register_cap"]) == (texts[0], 128, 128)
+    assert (plain["maxnreg"], plain["warp_specialize"], plain["register_cap"]) == (None, None, 255)
+    assert capped["beside"][-1]["config"] == "64x64x4x2"
+
+
+# A kernel whose shared memory is not modelled -----------------------------------------------------
+
+
+def test_nothing_is_said_of_its_shared_memory(specialised: Kernel) -> None:
+    config = parse_config("64x64x4x2")
+    budget = assess(PROBLEM, config, H200, specialised, TRITON)
+    assert (budget.shared, budget.blocks_by_shared, budget.blocks_per_sm()) == (None, None, None)
+    assert buffers(PROBLEM, config, H200, specialised, TRITON) is None
+    assert terms(PROBLEM, config, H200, specialised, TRITON) is None
+    assert verdict(budget, H200).kept
+    # Too large for any card, as v7: here only the compiler may say so.
+    huge = assess(PROBLEM, parse_config("128x256x8x8"), H200, specialised, TRITON)
+    assert verdict(huge, H200, exhaustive=True).kept
+
+
+def test_its_order_goes_by_the_same_kernel_without_specialisation(specialised: Kernel) -> None:
+    configs = [c for c in load_space("article") if c.num_warps == 4]
+    budgets = [assess(PROBLEM, c, H200, specialised, TRITON) for c in configs]
+    alike = [assess(PROBLEM, c, H200, V7, TRITON) for c in configs]
+    for budget, like in zip(budgets, alike, strict=True):
+        assert budget.order_blocks_by_shared == like.blocks_by_shared
+    keep = [Verdict(None, None, None)] * len(configs)
+    predicted = order(PROBLEM, budgets, keep, H200, specialised)
+    assert len(predicted) == len(configs)
+    too_large = [budget.config for budget in budgets if budget.order_blocks_by_shared == 0]
+    assert too_large
+    places = {cost.config: place for place, cost in enumerate(predicted)}
+    clean = [b.config for b in budgets
+             if b.order_blocks_by_shared and b.registers.spill_probability < 0.5]  # fmt: skip
+    assert max(places[c] for c in clean) < min(places[c] for c in too_large)
+
+
+def test_specialised_warps_may_hold_more_than_maxnreg(specialised: Kernel) -> None:
+    for text, cap in (("", 168), (",warp_specialize=on", 255), (",warp_specialize=off", 168)):
+        config = parse_config(f"64x64x4x2:maxnreg=168{text}")
+        kernel = specialised if "warp" in text else V7
+        assert assess(PROBLEM, config, H200, kernel, TRITON).register_cap == cap
+
+
+def test_the_compiler_s_word_decides_once_it_is_asked(specialised: Kernel) -> None:
+    config = parse_config("64x64x4x2")
+    explain = Explainer(PROBLEM, H200, specialised, TRITON).explain
+    asked = explain(config, Compiled(config, shared=50_000, regs=168, spills=0, warps=12)).line
+    assert asked.verdict.kept and asked.shared == 50_000 and asked.budget.shared is None
+    # 12 warps of 168 registers are 64,512: one block, though four warps alone would fit thrice.
+    assert (asked.blocks_per_sm(H200), asked.binds(H200)) == (1, ["registers"])
+    assert asked.blocks_by_warps(H200) == 64 // 12
+    large = explain(config, Compiled(config, shared=300_000, regs=168, spills=0, warps=12)).line
+    assert large.verdict.out is OutClass.CANNOT and "300,000 bytes" in str(large.verdict.reason)
+    refused = Compiled(config, reason="why")
+    assert compiled_verdict(asked.verdict, refused, H200) == asked.verdict
+
+
+def test_the_budget_command_says_whom_to_ask(specialised: Kernel, cli: CommandLine) -> None:
+    asked = ("--gpu", "b200", "--kernel", str(specialised.path))
+    one = cli.run("budget", "64x64x4x2", *asked).stdout
+    assert "not modelled: only the compiler can say (--compile asks it)" in one
+    assert "verdict         ask the compiler" in one
+    texts = ("64x64x4x2:warp_specialize=on", "64x64x4x2:warp_specialize=off")
+    table = cli.run("budget", *texts, *asked).stdout
+    assert table.count("not modelled") == 2 and "--compile asks the compiler" in table
+    document = json.loads(cli.run("budget", *texts, *asked, "--json").stdout)
+    for budget, on in zip(document["budgets"], (True, False), strict=True):
+        assert (budget["warp_specialize"], budget["shared"], budget["blocks_per_sm"]) == (
+            on, None, None,
+        )  # fmt: skip
+        assert "order_blocks_by_shared" not in budget and budget["shared_terms"] == []
+    compiled = cli.run("budget", *texts, *asked, "--compile", "--json")
+    assert compiled.returncode == 0, compiled.stderr
+    for budget, warps in zip(json.loads(compiled.stdout)["budgets"], (12, 4), strict=True):
+        assert budget["shared"] is None and budget["compiled"]["shared"] > 0
+        assert budget["compiled"]["warps"] == warps and budget["blocks_per_sm"] >= 1
+
+
+def test_an_audit_has_nothing_to_compare(specialised: Kernel) -> None:
+    report = audit([Case(specialised, PROBLEM, parse_config("64x64x4x2"), H200)], TRITON, 1)
+    assert [(f.kind, f.predicted, f.compiled) for f in report.findings] == [
+        ("not modelled", None, None)
+    ]
+
+
+# Compiled ----------------------------------------------------------------------------------------
+
+
+def test_configs_of_equal_code_are_seen_to_be(specialised: Kernel, triton_cache: Path) -> None:
+    """On by itself, which is the kernel's default, and on by name; off is other code, with the
+    warps that were asked for."""
+    jobs = {
+        text: CompileJob(specialised, PROBLEM, parse_config(f"64x64x4x2{text}"), B200.cc_number)
+        for text in ("", ":warp_specialize=on", ":warp_specialize=off")
+    }
+    answers: dict[Any, Compiled] = dict(compile_all(list(jobs.values()), 2))
+    stop_compile_pool()
+    default, on, off = (answers[job] for job in jobs.values())
+    assert on.failure is None and off.failure is None
+    assert default.code_hash == on.code_hash != off.code_hash
+    assert (on.warps, off.warps) == (12, 4)
+
+
+def test_a_sweep_s_rows_have_the_axes_and_no_shared_prediction(
+    specialised: Kernel, cli: CommandLine
+) -> None:
+    (cli.folder / "mine.toml").write_text(
+        "q_tile = [64]\nk_tile = [64]\nnum_warps = [4]\nnum_stages = [2]\n"
+        'maxnreg = ["auto", 128]\nwarp_specialize = ["auto", true, false]\n'
+    )
+    done = cli.run(
+        "sweep", "--N", "128", "--gpu", "b200", "--kernel", str(specialised.path),
+        "--space", "mine.toml", "--json", "-q",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = find(cli.folder / "sweeps")
+    rows = {str(row.config).partition(":")[2]: row for row in read(path).rows}
+    assert set(rows) == {
+        "", "warp_specialize=on", "warp_specialize=off", "maxnreg=128",
+        "maxnreg=128,warp_specialize=on", "maxnreg=128,warp_specialize=off",
+    }  # fmt: skip
+    assert {row.shared_predicted for row in rows.values()} == {None}
+    compiled = [row for row in rows.values() if row.status == "compiled"]
+    assert len(compiled) == 6 and all(row.shared and row.blocks_per_sm for row in compiled)
+    assert rows["maxnreg=128,warp_specialize=off"].regs is not None
+    assert rows["maxnreg=128,warp_specialize=off"].regs <= 128
+    # Nobody knows what else would fit: the list claims nothing of it, one way or the other.
+    recommendation = json.loads(done.stdout)["recommendation"]
+    assert recommendation["serves"] == [{"dtype": "bf16", "D": 64}]
+    assert recommendation["unserved"] == []
