@@ -95,9 +95,12 @@ def slow_by(worker: Copies, problem: Problem, config: Config, copy: Config) -> f
     """Set the delay that slows the copy by SLOWER; how much it is then slower."""
     worker.cycles = 1
     least = behind(worker, problem, config, copy)  # what a second launch costs by itself
-    worker.cycles = 10_000
-    per_cycle = (behind(worker, problem, config, copy) - least) / 10_000
-    worker.cycles = max(1, round((SLOWER - least) / per_cycle))
+    place = worker._at(problem).placements[0]
+    ms = median(worker._timer.samples(worker._launcher(problem, config, place), 16))
+    worker.cycles = round(SLOWER * ms * 1.5e6)  # at 1.5 GHz
+    for _ in range(3):
+        added = behind(worker, problem, config, copy) - least
+        worker.cycles = max(1, round(worker.cycles * (SLOWER - least) / max(added, SLOWER / 10)))
     return behind(worker, problem, config, copy)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from flashtune.bench import Ceilings
-from flashtune.check import TORCH_DTYPES
+from flashtune.check import TORCH_DTYPES, fp32_matmuls
 from flashtune.driver import Clocks
 from flashtune.timing import Timer
 
@@ -58,16 +58,12 @@ def ceilings(timer: Timer, log: ClockLog, dtype: str, runs: int) -> Ceilings:
     def copy() -> None:
         target.copy_(source)
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with fp32_matmuls("tf32"):
         timer.warm_clocks(copy)
         log.seen.clear()
         copies = [timer.time(copy).ms for _ in range(runs)]
         timer.warm_clocks(matmul, _MATMUL_WARM_S)
         matmuls = [timer.time(matmul).ms for _ in range(runs)]
-    finally:
-        torch.set_float32_matmul_precision(before)
     return Ceilings(
         tuple(2.0 * MATMUL_SIZE**3 / ms * 1e-9 for ms in matmuls),
         tuple(2.0 * COPY_BYTES / ms * 1e-6 for ms in copies),

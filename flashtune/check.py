@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +121,7 @@ def references(problem: Problem, inputs: Inputs) -> References:
     """SDPA's answer with its default backend, and an fp32 reference of O and L."""
     k, v = (t.repeat_interleave(problem.H // problem.H_kv, dim=1) for t in (inputs.k, inputs.v))
     o_sdpa = F.scaled_dot_product_attention(inputs.q, k, v, is_causal=problem.causal)
-    with _full_fp32_matmuls():
+    with fp32_matmuls("ieee"):
         o_fp32, lse = _attention_fp32(inputs.q, k, v, problem.causal)
     error = (o_sdpa.float() - o_fp32).abs().max().item()
     return References(problem, o_sdpa, o_fp32, lse, error)
@@ -198,11 +199,18 @@ def _attention_fp32(
 
 
 @contextmanager
-def _full_fp32_matmuls() -> Iterator[None]:
-    """No TF32 in the reference, whatever the user has set."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+def fp32_matmuls(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Matmuls of fp32 tensors in ``precision``, whatever the user has set, and that again after.
+
+    Each library's own setting: restoring ``set_float32_matmul_precision`` would leave torch in a
+    state that it refuses to read once the user has turned ``allow_tf32`` off.
+    """
+    libraries = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [library.fp32_precision for library in libraries]
+    for library in libraries:
+        library.fp32_precision = precision
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for library, own in zip(libraries, before, strict=True):
+            library.fp32_precision = own

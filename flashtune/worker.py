@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,18 +114,19 @@ class GpuWorker:
         return self._open[problem]
 
     def _make_room_and_open(self, problem: Problem) -> None:
+        with suppress(torch.cuda.OutOfMemoryError):
+            self._open[problem] = self._opened(problem)
+            return
+        # The failed attempt's tensors live as long as its traceback: until here, not in a handler.
+        self._open.clear()
+        torch.cuda.empty_cache()
         try:
             self._open[problem] = self._opened(problem)
-        except torch.cuda.OutOfMemoryError:
-            self._open.clear()
-            torch.cuda.empty_cache()
-            try:
-                self._open[problem] = self._opened(problem)
-            except torch.cuda.OutOfMemoryError as error:
-                raise FlashtuneError(
-                    f"{problem}: the card's memory is too small ({str(error).splitlines()[0]})",
-                    "Choose a smaller --B, --H or --N.",
-                ) from error
+        except torch.cuda.OutOfMemoryError as error:
+            raise FlashtuneError(
+                f"{problem}: the card's memory is too small ({str(error).splitlines()[0]})",
+                "Choose a smaller --B, --H or --N.",
+            ) from error
 
     def _opened(self, problem: Problem) -> _Open:
         inputs = random_inputs(problem, "cuda")

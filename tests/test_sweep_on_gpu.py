@@ -236,5 +236,6 @@ def test_a_small_card_closes_problems_and_opens_them_again(tmp_path: Path) -> No
             assert worker.check(problem, config).failure is None
             samples, _ = worker.round(problem, [config], 3, 0)
             assert len(samples[config]) == 3
+            assert set(worker._open) == {problem}
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
