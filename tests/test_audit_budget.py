@@ -85,7 +85,9 @@ def test_the_budget_is_exact_on_a_fresh_sample(cli: CommandLine) -> None:
     assert report["triton"].startswith(".".join(map(str, triton_version())))
     assert (report["misses"], report["refused"]) == ([], []), seed
     assert report["exact"] + report["not_modelled"] == report["total"] == 60
-    assert report["not_modelled"] <= 1
+    drawn = draw(60, int(seed), list(known_gpus().values()))
+    left_to_the_compiler = sum(not c.kernel.shared_modelled for c in drawn)
+    assert left_to_the_compiler <= report["not_modelled"] <= left_to_the_compiler + 1
     assert report["seed"] == int(seed)
     assert not (cli.cache / "cache").exists()
     assert cli.left_behind() == {}
@@ -94,7 +96,7 @@ def test_the_budget_is_exact_on_a_fresh_sample(cli: CommandLine) -> None:
 def test_descriptors_are_exact_on_a_fresh_sample() -> None:
     seed = random.SystemRandom().randrange(2**31)
     cards = [HOPPER, BLACKWELL, find_gpu("rtx-5090")]
-    drawn = [c for c in draw(120, seed, cards) if c.kernel is V7][:30]
+    drawn = [c for c in draw(400, seed, cards) if c.kernel is V7][:30]
     assert len(drawn) >= 15
     try:
         report = audit(drawn, triton_version(), 2)
