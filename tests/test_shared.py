@@ -246,7 +246,7 @@ kernels_on_cards = [
     (card, kernel)
     for card in cards
     for kernel in KERNELS.values()
-    if kernel.loads == "pointer" or has_tma(card)
+    if kernel.shared_modelled and (kernel.loads == "pointer" or has_tma(card))
 ]
 cases = st.builds(
     lambda p, config, where, triton: (p, config, *where, triton),
