@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import CommandLine
-from conftest import ROOT, stop_compile_pool
+from conftest import ROOT
 from specialised_kernel import specialised_kernel
 
 from flashtune import choose
@@ -33,7 +32,7 @@ from flashtune.tuned import tuned_list
 
 PROBLEM = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
 V6, V7 = KERNELS["v6_heads_first"], KERNELS["v7_descriptor"]
-H200, ADA, B200 = find_gpu("h200"), find_gpu("rtx-4070-super"), find_gpu("b200")
+H200 = find_gpu("h200")
 TRITON = (3, 9)
 
 
@@ -284,17 +283,16 @@ def test_an_audit_has_nothing_to_compare(specialised: Kernel) -> None:
 
 def test_configs_of_equal_code_are_seen_to_be(specialised: Kernel, triton_cache: Path) -> None:
     """On by itself, which is the kernel's default, and on by name; off is other code, with the
-    warps that were asked for."""
-    jobs = {
-        text: CompileJob(specialised, PROBLEM, parse_config(f"64x64x4x2{text}"), B200.cc_number)
+    warps that were asked for. For sm_120: for sm_100, Triton 3.6 has two codes for one config."""
+    jobs = [
+        CompileJob(specialised, PROBLEM, parse_config(f"64x64x4x2{text}"), 120)
         for text in ("", ":warp_specialize=on", ":warp_specialize=off")
-    }
-    answers: dict[Any, Compiled] = dict(compile_all(list(jobs.values()), 2))
-    stop_compile_pool()
-    default, on, off = (answers[job] for job in jobs.values())
+    ]
+    answers = dict(compile_all(jobs, 2))
+    default, on, off = (answers[job] for job in jobs)
     assert on.failure is None and off.failure is None
     assert default.code_hash == on.code_hash != off.code_hash
-    assert (on.warps, off.warps) == (12, 4)
+    assert (on.warps, off.warps) == (8, 4)
 
 
 def test_a_sweep_s_rows_have_the_axes_and_no_shared_prediction(
