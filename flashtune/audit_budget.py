@@ -118,7 +118,9 @@ def draw(count: int, seed: int, gpus: Sequence[GpuSpec]) -> list[Case]:
 
 def _launches(case: Case) -> bool:
     """Whether the kernel would be launched like this at all: TMA needs a card that has it, and
-    addresses and strides in multiples of 16 bytes."""
+    addresses and strides in multiples of 16 bytes; some kernels are written for one card."""
+    if case.kernel.misfit(case.problem, case.config, case.gpu.cc_number) is not None:
+        return False
     if case.kernel.loads == "pointer":
         return True
     return has_tma(case.gpu) and not (case.odd_address or case.odd_strides)

@@ -21,6 +21,7 @@ ALWAYS_OUT_ACCUMULATORS = 512  # the article's rule: not even an exhaustive swee
 GRID_AXIS_1 = 65_535  # the most programs that CUDA launches along it; axis 0 takes 2**31 - 1
 HOPELESS_REPEATS = 1.5
 HOPELESS_SPILLS = 0.95  # a spill's probability that counts as certain
+_LOADING_REGISTERS = 24  # the least that a warp can go down to, and what v9's producer asks for
 KNOWN_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 
@@ -29,6 +30,8 @@ class Budget:
     """One config's needs against one card's limits. Bytes, registers a thread, blocks an SM."""
 
     config: Config
+    working: Config  # with the warps that compute: those that a kernel adds, not those that load
+    block_warps: int  # all of a block's
     shared: int | None  # bytes a block; None: not modelled, the compiler has to be asked
     shared_limit: int
     accumulators: float  # fp32 registers a thread that S and O alone take
@@ -36,6 +39,7 @@ class Budget:
     repeats: float  # tensor work executed / needed, before masking
     warps_stacked: bool  # each warp owns whole rows; False: warps sit side by side along the keys
     instructions: Instructions | None  # None: a compute capability nobody checked
+    misfit: str | None  # why the kernel does not do such a thing at all
     lacks_tma: bool  # the kernel loads through descriptors and the card has no TMA
     registers: Registers  # predicted: only the compiler knows
     wgmma_registers: int  # a thread's, that ptxas insists on for the widest wgmma; 0: none
@@ -60,7 +64,11 @@ class Budget:
 
     def blocks_by_predicted_registers(self, gpu: GpuSpec) -> int:
         """Blocks an SM by the registers that the compiler will likely use."""
-        return blocks_by_registers(gpu, self.config.num_warps, self.registers.expected)
+        specialised = self.block_warps != self.working.num_warps
+        regs = launched_registers(gpu, self.block_warps, self.config.maxnreg)
+        return blocks_by_registers(
+            gpu, self.block_warps, regs if specialised else self.registers.expected
+        )
 
     def last_wave_busy(self, blocks_per_sm: int) -> float:
         """The share of the resident slots that the last wave of programs fills."""
@@ -172,6 +180,19 @@ def register_cap(gpu: GpuSpec, num_warps: int, maxnreg: int | None = None) -> in
     return fits if maxnreg is None else min(fits, maxnreg)
 
 
+def launched_registers(gpu: GpuSpec, block_warps: int, maxnreg: int | None) -> int:
+    """Registers a thread that a block with warps of different jobs is launched with, before they
+    deal them out: as many as it can have in units of 8, or ``maxnreg``."""
+    return maxnreg or gpu.registers_per_sm // (WARP * block_warps) // 8 * 8
+
+
+def _computing_cap(gpu: GpuSpec, computing: int, block_warps: int, maxnreg: int | None) -> int:
+    """Registers a thread that the computing warps may have once the loading ones keep 24."""
+    pool = launched_registers(gpu, block_warps, maxnreg) * block_warps
+    left = (pool - _LOADING_REGISTERS * (block_warps - computing)) // computing // 8 * 8
+    return max(8, min(gpu.registers_per_thread, left))
+
+
 def assess(
     problem: Problem,
     config: Config,
@@ -187,29 +208,37 @@ def assess(
     shared = shared_bytes(problem, config, gpu, kernel, triton)
     plain = replace(kernel, shared_modelled=True)
     likely = shared if kernel.shared_modelled else shared_bytes(problem, config, gpu, plain, triton)
-    kind = instructions(gpu, config)
+    computing, block_warps = kernel.warps(config)
+    working = replace(config, num_warps=computing)
+    kind = instructions(gpu, working)
     scores = config.q_tile * config.k_tile
     outputs = config.q_tile * problem.padded_D
-    # Warps that deal out the block's registers anew may hold more than maxnreg, which is the mean.
-    maxnreg = None if kernel.may_specialise(config) else config.maxnreg
-    cap = register_cap(gpu, config.num_warps, maxnreg)
+    if block_warps != computing:
+        cap = _computing_cap(gpu, computing, block_warps, config.maxnreg)
+    else:
+        # Triton may have given warps other jobs all the same: then maxnreg is the mean.
+        maxnreg = None if kernel.may_specialise(config) else config.maxnreg
+        cap = register_cap(gpu, config.num_warps, maxnreg)
     wgmma = kind is Instructions.WGMMA
     axis_0, axis_1 = grid(kernel, problem.B, problem.H, problem.N, config.q_tile)
     return Budget(
         config=config,
+        working=working,
+        block_warps=block_warps,
         shared=shared,
         shared_limit=gpu.shared_per_block,
-        accumulators=(scores + outputs) / (WARP * config.num_warps),
+        accumulators=(scores + outputs) / (WARP * computing),
         register_cap=cap,
-        repeats=sum(repeats(problem, config, kind)) / 2,
-        warps_stacked=is_stacked(problem, config, kind),
+        repeats=sum(repeats(problem, working, kind)) / 2,
+        warps_stacked=is_stacked(problem, working, kind),
         instructions=kind,
+        misfit=kernel.misfit(problem, config, gpu.cc_number),
         lacks_tma=kernel.loads == "descriptor" and not has_tma(gpu),
-        registers=predict_registers(problem, config, kernel, kind, cap),
-        wgmma_registers=wgmma_registers(problem, config) if wgmma else 0,
+        registers=predict_registers(problem, working, kernel, kind, cap),
+        wgmma_registers=wgmma_registers(problem, working) if wgmma else 0,
         blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
         order_blocks_by_shared=None if likely is None else blocks_by_shared(gpu, likely),
-        blocks_by_warps=gpu.warps_per_sm // config.num_warps,
+        blocks_by_warps=gpu.warps_per_sm // block_warps,
         blocks_by_blocks=gpu.blocks_per_sm,
         programs=axis_0 * axis_1,
         programs_axis_1=axis_1,
@@ -235,6 +264,8 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
     recorded exhaustive sweep can judge the rules.
     """
     accumulators, cap = budget.accumulators, budget.register_cap
+    if budget.misfit is not None:
+        return Verdict(OutClass.CANNOT, "kernel", budget.misfit)
     if budget.lacks_tma:
         return Verdict(
             OutClass.CANNOT,
@@ -290,13 +321,13 @@ def _too_much_shared(shared: int, gpu: GpuSpec) -> str:
 
 def _cap_text(budget: Budget) -> str:
     """What sets the register cap, and where it is."""
-    warps, maxnreg = budget.config.num_warps, budget.config.maxnreg
+    warps, maxnreg = budget.working.num_warps, budget.config.maxnreg
     by = f" and maxnreg={maxnreg}" if maxnreg == budget.register_cap else ""
     return f"the cap with {warps} warps{by} is {budget.register_cap}"
 
 
 def _hopeless(budget: Budget, gpu: GpuSpec, accumulators: float, cap: int) -> Verdict:
-    config = budget.config
+    config = budget.working
     if accumulators > cap:
         return Verdict(
             OutClass.HOPELESS,

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flashtune.budget import Budget, blocks_by_registers
+from flashtune.budget import Budget
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.machine import Machine, clock_mhz, machine
@@ -206,10 +206,10 @@ class Model:
         return joined
 
     def _tile(self, budget: Budget) -> _Tile:
-        m, warps, problem = self.machine, budget.config.num_warps, self.problem
+        m, warps, problem = self.machine, budget.working.num_warps, self.problem
         in_place, stacked = reads_in_place(budget.instructions), budget.warps_stacked
         steps = key_steps(problem, budget.config, self.kernel)
-        work = step_work(problem, budget.config, budget.instructions)
+        work = step_work(problem, budget.working, budget.instructions)
         wanted = budget.registers.wanted
         spilled = max(0.0, wanted - budget.register_cap)
 
@@ -237,9 +237,7 @@ class Model:
             programs=-(-self.heads * steps.programs // self.gpu.sms),
             mean_steps=mean,
             extra_steps=slow / steps.programs,
-            blocks_by_registers=blocks_by_registers(
-                self.gpu, warps, int(min(budget.register_cap, wanted))
-            ),
+            blocks_by_registers=budget.blocks_by_predicted_registers(self.gpu),
             in_place=in_place,
             busy_ms=busy_ms,
             busiest_ms=max(busy_ms),

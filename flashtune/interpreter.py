@@ -38,6 +38,8 @@ def check_arithmetic(
     A Triton whose interpreter fails here (3.6 with numpy 2.4) gives the reason, not a verdict.
     """
     asked = [(problem, dtype) for problem in problems for dtype in DTYPES]
+    if kernel.gluon:
+        return dict.fromkeys(asked, f"{kernel.name} is Gluon, which Triton cannot interpret")
     request = {
         "kernel": kernel.name if kernel.name in KERNELS else str(kernel.path),
         "problems": [asdict(small_problem(problem, dtype)) for problem, dtype in asked],

@@ -88,6 +88,18 @@ _STEPS = (
         "v7_descriptor",
         Tuned("v7_descriptor"),
     ),
+    Step(
+        "v8_warp_specialised",
+        "one loop, and Triton splits loading from computing: warps with jobs of their own",
+        "v8_warp_specialised",
+        Tuned("v8_warp_specialised"),
+    ),
+    Step(
+        "v9_ping_pong",
+        "the same split by hand, and one warpgroup's softmax beside the other's multiplies",
+        "v9_ping_pong",
+        Tuned("v9_ping_pong"),
+    ),
 )
 
 LADDER = {step.name: step for step in _STEPS}

@@ -35,8 +35,8 @@ FIRST_LAUNCHES = 8
 DOUBLE_EVERY = 4  # rounds
 MOST_LAUNCHES = 128
 BLOCK_MS = 20.0
-"""A config's launches in one round take about this at most: in longer ones the card changes its
-clock between two configs, and the rounds of two 1.5 ms kernels differ by more than the kernels."""
+"""A config's launches in one round take about this at most: another round, on another copy of the
+tensors, says more than a longer one."""
 MOST_ROUNDS = 40
 _FEWEST_ROUNDS = 4  # before anything is decided
 
@@ -50,7 +50,8 @@ class Track(Protocol):
         """``LOOK_LAUNCHES`` samples of ``config``, and of ``beside`` taken in turns with them."""
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, Samples]:
-        """``launches`` samples of each of ``configs``, in the order given."""
+        """``launches`` samples of each of ``configs``, one of each in turn, in the order given: a
+        block of one config after a block of another would run at another clock."""
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class GpuWorker:
     def round(
         self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[Mapping[Config, Samples], Conditions]:
-        """``launches`` samples of each of ``configs`` one after the other, and the card's state.
+        """``launches`` samples of each of ``configs``, one of each in turn, and the card's state.
         Rounds of different ``turn`` run on different copies of the tensors.
 
         Raises InputsChanged when a launch stored into its inputs and AnswersDiffer when it left
@@ -208,12 +208,13 @@ class GpuWorker:
         placements = self._at(problem).placements
         place = placements[turn % len(placements)]
         self._warm(problem)
-        samples = {}
-        for config in configs:
-            samples[config] = self._timer.samples(self._launcher(problem, config, place), launches)
+        launchers = [self._launcher(problem, config, place) for config in configs]
+        samples = self._timer.in_turns(launchers, launches)
+        for config, launch in zip(configs, launchers, strict=True):
+            launch()  # the others have overwritten its answers
             self._last_launch = time.perf_counter()
             self._verify(problem, config, place)
-        return samples, self._conditions()
+        return dict(zip(configs, samples, strict=True)), self._conditions()
 
     def still_works(self) -> bool:
         """Whether the CUDA context survived: an illegal access poisons it for good."""

@@ -6,13 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flashtune.errors import FlashtuneError
 from flashtune.ladder import LADDER, Fixed, Step
-from flashtune.records import FURTHER_AXES, Config
+from flashtune.records import FURTHER_AXES, Config, Problem
 
 _HERE = Path(__file__).parent
+_GROUP_WARPS, _GROUP_ROWS = 4, 64  # of a warpgroup, and of Q that it owns at least
+
+
+class Takes(NamedTuple):
+    """All that a kernel can do which is written for one card's instructions."""
+
+    cc: int  # 90 for 9.0
+    dtypes: tuple[str, ...]
+    num_warps: int
+    q_tiles: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -29,11 +39,40 @@ class Kernel:
     axes: tuple[str, ...] = ()  # a config's further axes that are parameters of this kernel
     shared_modelled: bool = True  # False: only the compiler knows how much shared memory it takes
 
-    def may_specialise(self, config: Config) -> bool:
-        """Whether Triton may give the config's loads and multiplies warps of their own, which deal
-        out the block's registers among themselves."""
-        return "warp_specialize" in self.axes and config.warp_specialize is not False
+    warpgroups: int = 0  # at most so many share a query tile beside warps that only load; 0: none
+    takes: Takes | None = None  # None: what the budget allows
+    gluon: bool = False  # written in Gluon, for which Triton has no interpreter
 
+    def may_specialise(self, config: Config) -> bool:
+        """Whether warps of the config's blocks may have jobs of their own, loading or multiplying,
+        and deal out the block's registers among themselves."""
+        return self.warpgroups > 0 and config.warp_specialize is not False
+
+    def warps(self, config: Config) -> tuple[int, int]:
+        """Warps of a block that compute, and all of them."""
+        if not self.may_specialise(config) or config.num_warps != _GROUP_WARPS:
+            return config.num_warps, config.num_warps
+        groups = max(1, min(self.warpgroups, config.q_tile // _GROUP_ROWS))
+        return _GROUP_WARPS * groups, _GROUP_WARPS * (groups + 1)
+
+    def misfit(self, problem: Problem, config: Config, cc: int) -> str | None:
+        """Why the kernel does not do that at all; None where it may."""
+        takes = self.takes
+        if takes is None:
+            return None
+        rows = ", ".join(map(str, takes.q_tiles))
+        if cc != takes.cc:
+            return f"{self.name} is written for compute capability {takes.cc / 10:g} alone"
+        if problem.dtype not in takes.dtypes:
+            return f"{self.name} takes {' and '.join(takes.dtypes)} alone"
+        if config.num_warps != takes.num_warps:
+            return f"{self.name} takes {takes.num_warps} warps and adds to them what it needs"
+        if config.q_tile not in takes.q_tiles:
+            return f"{self.name} takes query tiles of {rows} rows"
+        return None
+
+
+_HOPPER = Takes(90, ("bf16", "fp16"), _GROUP_WARPS, (64, 128, 256))
 
 KERNELS = {
     kernel.name: kernel
@@ -78,6 +117,32 @@ KERNELS = {
             key_loops=2,
             skips_causal_tiles=True,
             loads="descriptor",
+        ),
+        Kernel(
+            "v8_warp_specialised",
+            _HERE / "v8_warp_specialised.py",
+            "v7 in one loop that Triton splits between loading and computing warps (Hopper)",
+            heads_first=True,
+            key_loops=1,
+            skips_causal_tiles=True,
+            loads="descriptor",
+            axes=("warp_specialize",),
+            shared_modelled=False,
+            warpgroups=2,
+            takes=_HOPPER,
+        ),
+        Kernel(
+            "v9_ping_pong",
+            _HERE / "v9_ping_pong.py",
+            "a producer warp, and warpgroups that take turns on the tensor cores (Hopper)",
+            heads_first=True,
+            key_loops=2,
+            skips_causal_tiles=True,
+            loads="descriptor",
+            shared_modelled=False,
+            warpgroups=4,
+            takes=_HOPPER,
+            gluon=True,
         ),
     )
 }
@@ -176,15 +241,19 @@ def _kernel_from_file(path: Path) -> Kernel:
         loads=base.loads,
         axes=axes,
         shared_modelled=base.shared_modelled and not axes,
+        warpgroups=max(base.warpgroups, 2 if "warp_specialize" in axes else 0),
+        takes=base.takes,
+        gluon=base.gluon,
     )
 
 
 def kernel_hash(kernel: Kernel) -> str:
-    """A hash of the kernel's source and of the device functions that the ladder shares."""
+    """A hash of the kernel's source, and of what it shares with others of the ladder."""
     import hashlib
 
+    shared = ["tiles.py", "launch.py", *(["tma.py"] if kernel.loads == "descriptor" else [])]
     digest = hashlib.sha256()
-    for path in (kernel.path, _HERE / "tiles.py", _HERE / "launch.py"):
+    for path in (kernel.path, *(_HERE / name for name in shared)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -12,18 +12,7 @@ import triton
 import triton.language as tl
 
 from flashtune.kernels.tiles import aligned, head_bases, store_tile
-
-TMA_ALIGNMENT = 16  # bytes
-
-
-@triton.jit
-def head_descriptor(
-    base, rows, row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, TILE_SIZE: tl.constexpr
-):
-    """A descriptor of one head, whose tiles are (TILE_SIZE, PADDED_D): zeros beyond (rows, D)."""
-    # A single row is never stepped from, and the launcher passes 0: TMA need not accept that.
-    row_stride = tl.where(rows == 1, D, row_stride)
-    return tl.make_tensor_descriptor(base, [rows, D], [row_stride, 1], [TILE_SIZE, PADDED_D])
+from flashtune.kernels.tma import head_descriptor, refuse_what_tma_cannot_read
 
 
 @triton.jit
@@ -104,24 +93,6 @@ def flash_fwd_kernel(
     stride_oq = aligned(stride_oq, STRIDES_OF_8)
     store_tile(O_acc / l_acc[:, None], L_i, O_base, L_base, q_rows, stride_oq,
                N_QUERIES, D, PADDED_D, WIDE)  # fmt: skip
-
-
-def refuse_what_tma_cannot_read(*values, **named):
-    """Raises ValueError unless Q, K and V begin, and step from row to row and head to head, in
-    multiples of 16 bytes. Triton calls it with a launch's arguments before it does anything."""
-    arguments = dict(zip(flash_fwd_kernel.arg_names, values, strict=False)) | named
-    for letter, axes in (("q", "bhq"), ("k", "bhk"), ("v", "bhk")):
-        tensor = arguments[f"{letter.upper()}_ptr"]
-        element_bytes = 4 if str(tensor.dtype).endswith("float32") else 2
-        steps = [arguments[f"stride_{letter}{axis}"] * element_bytes for axis in axes]
-        off = [f"a stride of {step} bytes" for step in steps if step % TMA_ALIGNMENT]
-        if tensor.data_ptr() % TMA_ALIGNMENT:
-            off.append(f"address {tensor.data_ptr():#x}")
-        if off:
-            raise ValueError(
-                f"{letter.upper()} has {' and '.join(off)}: v7_descriptor loads through TMA, which"
-                f" reads at multiples of {TMA_ALIGNMENT} bytes; v6_heads_first takes any layout"
-            )
 
 
 flash_fwd_kernel.add_pre_run_hook(refuse_what_tma_cannot_read)
