@@ -50,8 +50,8 @@ class Track(Protocol):
         """``LOOK_LAUNCHES`` samples of ``config``, and of ``beside`` taken in turns with them."""
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, Samples]:
-        """``launches`` samples of each of ``configs``, one of each in turn, in the order given: a
-        block of one config after a block of another would run at another clock."""
+        """``launches`` samples of each of ``configs``, some of each in turn, in the order given: a
+        long block of one config would run at another clock than the next one's."""
 
 
 @dataclass(frozen=True)

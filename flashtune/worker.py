@@ -199,7 +199,7 @@ class GpuWorker:
     def round(
         self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[Mapping[Config, Samples], Conditions]:
-        """``launches`` samples of each of ``configs``, one of each in turn, and the card's state.
+        """``launches`` samples of each of ``configs``, some of each in turn, and the card's state.
         Rounds of different ``turn`` run on different copies of the tensors.
 
         Raises InputsChanged when a launch stored into its inputs and AnswersDiffer when it left

@@ -2,7 +2,8 @@
 
 A program is a producer warp and a warpgroup (four warps) for each 64 of its query rows. The producer
 keeps a ring of K and V tiles full through TMA; barriers say which tiles have arrived and which may
-be overwritten. A warpgroup starts the scores of tile i, then adds tile i - 1 to O, and computes the
+be overwritten. Each warpgroup loads its own Q by pointers, while the producer makes the first
+descriptor: that takes most of a microsecond. A warpgroup starts the scores of tile i, then adds tile i - 1 to O, and computes the
 softmax of tile i while the tensor cores still work on that. Warpgroups pass a turn around, so that
 one's softmax falls into the other's matmuls (FlashAttention-3's ping-pong). Registers move from the
 producer to the warpgroups.
@@ -63,19 +64,11 @@ def head_descriptor(
 
 
 @gluon.jit
-def produce(state, tensors, D: gl.constexpr):
-    """The producer: each descriptor is made when it is first needed, the rest while tiles come."""
-    Q_s, ring, q_full, full, free, _, q_start, n_tiles = state
-    Q_base, K_base, V_base, stride_qq, stride_kk, stride_vk, N_QUERIES, N_KEYS = tensors
-    GROUPS: gl.constexpr = Q_s.shape[0]
+def produce(state, K_base, V_base, stride_kk, stride_vk, N_KEYS, D: gl.constexpr):
+    """The producer; V's descriptor is made while the first K is on its way."""
+    _, ring, full, free, _, _, n_tiles = state
     K_TILE: gl.constexpr = ring.shape[1]
     PADDED_D: gl.constexpr = ring.shape[2]
-
-    Q_desc = head_descriptor(Q_base, N_QUERIES, stride_qq, D, PADDED_D, ROWS)
-    mbarrier.expect(q_full, Q_desc.block_type.nbytes * GROUPS)
-    for group in gl.static_range(GROUPS):
-        rows_start = q_start + group * ROWS
-        copy_tile(Q_desc, [rows_start, 0], q_full, Q_s.index(group))
     k_start = (n_tiles - 1) * K_TILE
     K_desc = head_descriptor(K_base, N_KEYS, stride_kk, D, PADDED_D, K_TILE)
     load_when_free(K_desc, 0, k_start, 0, ring, full, free)
@@ -85,6 +78,19 @@ def produce(state, tensors, D: gl.constexpr):
         k_start = (n_tiles - 1 - i) * K_TILE
         load_when_free(K_desc, i, k_start, 0, ring, full, free)
         load_when_free(V_desc, i, k_start, 1, ring, full, free)
+
+
+@gluon.jit
+def row_pointers(base, rows_start, row_stride, N_QUERIES, D: gl.constexpr, PADDED_D: gl.constexpr,
+                 WIDE: gl.constexpr):  # fmt: skip
+    """Pointers to a warpgroup's rows, 16 bytes a thread, and which are real."""
+    ACROSS: gl.constexpr = min(32, PADDED_D // 8)  # threads along a row
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    rows = rows_start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, PADDED_D, layout=gl.SliceLayout(0, layout))
+    real = gl.expand_dims(rows < N_QUERIES, 1) & gl.expand_dims(columns < D, 0)
+    steps = rows.to(gl.int64) if WIDE else rows
+    return base + gl.expand_dims(steps, 1) * row_stride + gl.expand_dims(columns, 0), real
 
 
 @gluon.jit
@@ -110,7 +116,7 @@ def softmax(S, l_acc, m_acc, q_rows, k_start, N_KEYS, qk_scale,
 def fold(O_acc, P, l_acc, m_acc, i, group: gl.constexpr, state, q_rows, N_KEYS, qk_scale,
          MASKED: gl.constexpr, is_causal: gl.constexpr):  # fmt: skip
     """Scores of tile i beside P V of tile i - 1; then the softmax of tile i."""
-    Q_s, ring, _, full, free, turn, _, n_tiles = state
+    Q_s, ring, full, free, turn, _, n_tiles = state
     GROUPS: gl.constexpr = Q_s.shape[0]
     STAGES: gl.constexpr = ring.shape[0] // 2
     K_TILE: gl.constexpr = ring.shape[1]
@@ -142,10 +148,12 @@ def fold(O_acc, P, l_acc, m_acc, i, group: gl.constexpr, state, q_rows, N_KEYS, 
 
 
 @gluon.jit
-def consume(group: gl.constexpr, state, outputs, N_KEYS, n_masked, qk_scale,
+def consume(group: gl.constexpr, state, Q_base, O_base, L_base, stride_qq, stride_oq,
+            N_QUERIES, N_KEYS, n_masked, qk_scale,
             D: gl.constexpr, WIDE: gl.constexpr, is_causal: gl.constexpr):  # fmt: skip
     """One warpgroup: its 64 rows of O and L."""
-    Q_s, ring, q_full, full, free, turn, q_start, n_tiles = state
+    Q_s, ring, full, free, turn, q_start, n_tiles = state
+    GROUPS: gl.constexpr = Q_s.shape[0]
     STAGES: gl.constexpr = ring.shape[0] // 2
     K_TILE: gl.constexpr = ring.shape[1]
     PADDED_D: gl.constexpr = ring.shape[2]
@@ -153,18 +161,21 @@ def consume(group: gl.constexpr, state, outputs, N_KEYS, n_masked, qk_scale,
     O_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_D, 16])
     rows_layout: gl.constexpr = gl.SliceLayout(1, S_layout)
 
-    q_rows = q_start + group * ROWS + gl.arange(0, ROWS, layout=rows_layout)
+    rows_start = q_start + group * ROWS
+    Q_i = Q_s.index(group)
+    pointers, real = row_pointers(Q_base, rows_start, stride_qq, N_QUERIES, D, PADDED_D, WIDE)
+    Q_i.store(gl.load(pointers, mask=real, other=0.0))
+    fence_async_shared()
+
+    q_rows = rows_start + gl.arange(0, ROWS, layout=rows_layout)
     l_acc = gl.zeros([ROWS], gl.float32, rows_layout)
     m_acc = gl.full([ROWS], float("-inf"), gl.float32, rows_layout)
     O_acc = gl.zeros([ROWS, PADDED_D], gl.float32, O_layout)
 
     # The first tile has nothing before it to add to O.
-    mbarrier.wait(q_full, 0)
     mbarrier.wait(full.index(0), 0)
     S = gl.zeros([ROWS, K_TILE], gl.float32, S_layout)
-    S = warpgroup_mma(
-        Q_s.index(group), ring.index(0).permute((1, 0)), S, use_acc=False, is_async=True
-    )
+    S = warpgroup_mma(Q_i, ring.index(0).permute((1, 0)), S, use_acc=False, is_async=True)
     S = warpgroup_mma_wait(0, deps=[S])
     mbarrier.arrive(free.index(0), count=1)
     if group == 0:
@@ -174,10 +185,11 @@ def consume(group: gl.constexpr, state, outputs, N_KEYS, n_masked, qk_scale,
     )
     P = gl.convert_layout(P.to(ring.dtype), gl.DotOperandLayout(0, O_layout, 2))
 
-    for i in range(1, n_masked):
-        O_acc, P, l_acc, m_acc = fold(
-            O_acc, P, l_acc, m_acc, i, group, state, q_rows, N_KEYS, qk_scale, True, is_causal
-        )
+    if is_causal and GROUPS * ROWS > K_TILE:  # else only the first tile is masked
+        for i in range(1, n_masked):
+            O_acc, P, l_acc, m_acc = fold(
+                O_acc, P, l_acc, m_acc, i, group, state, q_rows, N_KEYS, qk_scale, True, is_causal
+            )
     for i in range(gl.maximum(n_masked, 1), n_tiles):
         O_acc, P, l_acc, m_acc = fold(
             O_acc, P, l_acc, m_acc, i, group, state, q_rows, N_KEYS, qk_scale, False, is_causal
@@ -187,29 +199,13 @@ def consume(group: gl.constexpr, state, outputs, N_KEYS, n_masked, qk_scale,
     O_acc = warpgroup_mma(P, ring.index(v_at), O_acc, is_async=True)
     O_acc = warpgroup_mma_wait(0, deps=[O_acc])
 
+    # O goes out by way of shared memory, where this warpgroup's Q was.
+    inverse = gl.convert_layout(1.0 / l_acc, gl.SliceLayout(1, O_layout))
+    Q_i.store((O_acc * gl.expand_dims(inverse, 1)).to(ring.dtype))
+    pointers, real = row_pointers(O_base, rows_start, stride_oq, N_QUERIES, D, PADDED_D, WIDE)
+    gl.store(pointers, Q_i.load(pointers.type.layout), mask=real)
     L_i = (m_acc + gl.log2(l_acc)) * 0.6931471805599453  # ln(2): back to natural log
-    l_acc = gl.convert_layout(l_acc, gl.SliceLayout(1, O_layout))
-    O_i = (O_acc / gl.expand_dims(l_acc, 1)).to(ring.dtype)
-    store_rows(O_i, L_i, q_start + group * ROWS, Q_s.index(group), outputs, D, WIDE)
-
-
-@gluon.jit
-def store_rows(O_i, L_i, rows_start, staging, outputs, D: gl.constexpr, WIDE: gl.constexpr):
-    """O goes by way of shared memory, where this warpgroup's Q was: 16 bytes a thread in a row."""
-    O_base, L_base, stride_oq, N_QUERIES = outputs
-    PADDED_D: gl.constexpr = O_i.shape[1]
-    ACROSS: gl.constexpr = min(32, PADDED_D // 8)  # threads along a row
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
-    staging.store(O_i)
-    O_i = staging.load(layout)
-    rows = rows_start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, PADDED_D, layout=gl.SliceLayout(0, layout))
-    real = gl.expand_dims(rows < N_QUERIES, 1) & gl.expand_dims(columns < D, 0)
-    steps = rows.to(gl.int64) if WIDE else rows
-    pointers = O_base + gl.expand_dims(steps, 1) * stride_oq + gl.expand_dims(columns, 0)
-    gl.store(pointers, O_i, mask=real)
-    rows = rows_start + gl.arange(0, ROWS, layout=L_i.type.layout)
-    gl.store(L_base + rows, L_i, mask=rows < N_QUERIES)
+    gl.store(L_base + q_rows, L_i, mask=q_rows < N_QUERIES)
 
 
 @gluon.jit(do_not_specialize=["H"])
@@ -241,11 +237,9 @@ def flash_fwd_kernel(
     Q_s = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, PADDED_D], q_layout)
     ring = gl.allocate_shared_memory(dtype, [2 * num_stages, K_TILE_SIZE, PADDED_D], kv_layout)
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [1], barriers)
     full = gl.allocate_shared_memory(gl.int64, [2 * num_stages, 1], barriers)
     free = gl.allocate_shared_memory(gl.int64, [2 * num_stages, 1], barriers)
     turn = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], barriers)
-    mbarrier.init(q_full, count=1)
     for at in gl.static_range(2 * num_stages):
         mbarrier.init(full.index(at), count=1)
         mbarrier.init(free.index(at), count=GROUPS)
@@ -264,29 +258,29 @@ def flash_fwd_kernel(
     n_masked = n_tiles - n_unmasked
     qk_scale = scale * 1.4426950408889634  # log2(e)
 
-    state = (Q_s, ring, q_full, full, free, turn, q_start, n_tiles)
-    tensors = (Q_base, K_base, V_base, stride_qq, stride_kk, stride_vk, N_QUERIES, N_KEYS)
-    outputs = (O_base, L_base, aligned(stride_oq, STRIDES_OF_8), N_QUERIES)
+    state = (Q_s, ring, full, free, turn, q_start, n_tiles)
+    q_stride = aligned(stride_qq, STRIDES_OF_8)
+    o_stride = aligned(stride_oq, STRIDES_OF_8)
     # Registers of the workers: the first warpgroup gets what they leave of the SM's.
     if GROUPS == 1:
         gl.warp_specialize([
-            (consume, (0, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (produce, (state, tensors, D)),
+            (consume, (0, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (produce, (state, K_base, V_base, stride_kk, stride_vk, N_KEYS, D)),
         ], [1], [24])  # fmt: skip
     elif GROUPS == 2:
         gl.warp_specialize([
-            (consume, (0, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (consume, (1, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (produce, (state, tensors, D)),
+            (consume, (0, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (consume, (1, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (produce, (state, K_base, V_base, stride_kk, stride_vk, N_KEYS, D)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
         gl.static_assert(GROUPS == 4, "64, 128 or 256 rows")
         gl.warp_specialize([
-            (consume, (0, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (consume, (1, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (consume, (2, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (consume, (3, state, outputs, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
-            (produce, (state, tensors, D)),
+            (consume, (0, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (consume, (1, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (consume, (2, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (consume, (3, state, Q_base, O_base, L_base, q_stride, o_stride, N_QUERIES, N_KEYS, n_masked, qk_scale, D, WIDE, is_causal)),
+            (produce, (state, K_base, V_base, stride_kk, stride_vk, N_KEYS, D)),
         ], [4, 4, 4, 1], [112, 112, 112, 24])  # fmt: skip
 
 
