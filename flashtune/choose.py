@@ -18,7 +18,7 @@ from flashtune.ladder import Fixed, Step
 from flashtune.plan import plan_problem
 from flashtune.records import ELEMENT_BYTES, Config, OutClass, Problem, Verdict
 from flashtune.space import load_space
-from flashtune.tuned import TunedList, tuned_list
+from flashtune.tuned import TunedList, Winner, tuned_list
 
 MODEL_CONFIGS = 5
 """How many of the model's first choices a step may tune over: as many as an exported list has."""
@@ -74,16 +74,34 @@ def nearest_list(kernel: Kernel, gpu: str, dtype: str, D: int) -> TunedList | No
     return None
 
 
+def fastest_step(problem: Problem, gpu: GpuSpec, steps: Iterable[Step]) -> Step | None:
+    """The step of the ladder whose own tuned list was fastest on the shape most like ``problem``;
+    None where nobody has timed any of ``steps`` on the card for the dtype and D."""
+    rates = {}
+    for step in steps:
+        tuned = tuned_list(gpu.name, step.body, problem.dtype, problem.D)
+        nearest = None if tuned is None else _nearest(tuned, problem)
+        if nearest is not None and nearest.ms is not None:
+            rates[step.name] = (nearest.problem.tflops(nearest.ms), step)
+    return max(rates.values(), key=lambda rate: rate[0])[1] if rates else None
+
+
 def _by_promise(tuned: TunedList, problem: Problem) -> list[Config]:
     """The winner of the shape most like ``problem``, then the rest of the list."""
+    nearest = _nearest(tuned, problem)
+    first = [] if nearest is None else [nearest.config]
+    return list(dict.fromkeys([*first, *tuned.configs]))
 
-    def unlike(shape: Problem) -> tuple[bool, float]:
+
+def _nearest(tuned: TunedList, problem: Problem) -> Winner | None:
+    """The winner of the shape most like ``problem``: the same mask first, then the lengths."""
+
+    def unlike(winner: Winner) -> tuple[bool, float]:
+        shape = winner.problem
         lengths = abs(log2(shape.N / problem.N)) + abs(log2(shape.N_k / problem.N_k))
         return shape.causal != problem.causal, lengths
 
-    nearest = min(tuned.winners, key=lambda winner: unlike(winner[0]), default=None)
-    first = [] if nearest is None else [nearest[1]]
-    return list(dict.fromkeys([*first, *tuned.configs]))
+    return min(tuned.winners, key=unlike, default=None)
 
 
 def _launchable(

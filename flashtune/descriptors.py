@@ -16,6 +16,7 @@ from flashtune.gpu import GpuSpec
 from flashtune.tensor_cores import Instructions
 
 TMA_SINCE = 90  # compute capability 9.0
+TMA_ALIGNMENT = 16  # bytes, of addresses and strides
 MAP_BYTES = 128  # of a descriptor
 
 _MAPS = "map! map! map!"

@@ -1,4 +1,4 @@
-"""``flashtune.attention``: the ladder's last kernel with the best config known for the card."""
+"""``flashtune.attention``: the kernel and the config that were fastest on the card."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Literal, overload
 
 import torch
 
-from flashtune.choose import choose
+from flashtune.choose import choose, fastest_step
+from flashtune.descriptors import TMA_ALIGNMENT
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import DEFAULT_TARGET, GpuSpec, find_gpu, present_gpu
-from flashtune.kernels import DEFAULT_KERNEL, KERNELS, check_axes, load_kernel
+from flashtune.kernels import DEFAULT_KERNEL, KERNELS, Kernel, check_axes, load_kernel
 from flashtune.kernels.launch import forward
 from flashtune.ladder import LADDER
 from flashtune.records import Config, Problem
@@ -61,10 +62,11 @@ def attention(
     Returns O, of ``q``'s shape and dtype; with ``return_lse`` also L, ``q``'s shape without D, in
     fp32: the natural logsumexp of the scaled scores.
 
-    The config is the best that was measured for the card, the dtype, D, the mask and the nearest
-    length. On a card without measurements the cost model chooses, and a warning says so, once.
-    ``config`` (``"64x32x4x3"``: q_tile x k_tile x num_warps x num_stages, or with further axes
-    ``"64x32x4x3:maxnreg=168"``) overrides it.
+    The kernel and its config are the fastest that were measured for the card, the dtype, D, the
+    mask and the nearest length; tensors that TMA cannot read get a kernel without it. On a card
+    without measurements the cost model chooses, and a warning says so, once. ``config``
+    (``"64x32x4x3"``: q_tile x k_tile x num_warps x num_stages, or with further axes
+    ``"64x32x4x3:maxnreg=168"``) overrides it, for the kernel v6_heads_first.
 
     Raises ValueError for shapes, strides or devices that will not do, TypeError for dtypes,
     RuntimeError where gradients are wanted, and FlashtuneError for a ``config`` that is none or has
@@ -78,11 +80,13 @@ def attention(
             " its inputs"
         )
     _gpu(q.device)  # refuses devices that will not do
-    chosen = _config(problem, q.device) if config is None else parse_config(config)
+    if config is None:
+        kernel, chosen = _choice(problem, q.device, _tma_reads(q, k, v))
+    else:
+        kernel, chosen = KERNELS[DEFAULT_KERNEL], parse_config(config)
+        check_axes(kernel, (chosen,))
     o = torch.empty_like(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    kernel = KERNELS[DEFAULT_KERNEL]
-    check_axes(kernel, (chosen,))
     with torch.cuda.device_of(q):  # Triton launches on the current device
         forward(kernel, load_kernel(kernel).flash_fwd_kernel, q, k, v, o, lse, causal, chosen)
     return (o, lse) if return_lse else o
@@ -138,15 +142,30 @@ def _gpu(device: torch.device) -> GpuSpec:
     raise ValueError(f"q, k and v are on {device}: move them to a CUDA device")
 
 
+def _tma_reads(*tensors: torch.Tensor) -> bool:
+    """Whether TMA can: addresses and strides of whole units of its alignment."""
+    return all(
+        tensor.data_ptr() % TMA_ALIGNMENT == 0
+        and all(
+            stride * tensor.element_size() % TMA_ALIGNMENT == 0
+            for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+            if size > 1
+        )
+        for tensor in tensors
+    )
+
+
 @lru_cache(maxsize=4096)
-def _config(problem: Problem, device: torch.device) -> Config:
-    """The config for the problem on the card; warns where it is a guess."""
+def _choice(problem: Problem, device: torch.device, tma_reads: bool) -> tuple[Kernel, Config]:
+    """The kernel and the config for the problem on the card; warns where they are a guess."""
     gpu = _gpu(device)
     major, minor = (int(part) for part in usable_triton().split(".")[:2])
-    choice = choose(LADDER[DEFAULT_KERNEL], problem, gpu, (major, minor))
+    steps = [step for step in LADDER.values() if tma_reads or KERNELS[step.body].loads == "pointer"]
+    step = fastest_step(problem, gpu, steps) or LADDER[DEFAULT_KERNEL]
+    choice = choose(step, problem, gpu, (major, minor))
     if choice.predicted:
         _warn_once(gpu.title, problem.dtype, problem.D)
-    return choice.configs[0]
+    return KERNELS[step.body], choice.configs[0]
 
 
 @lru_cache(maxsize=1024)

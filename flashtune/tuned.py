@@ -20,6 +20,15 @@ _SIZES = ("B", "H", "H_kv", "N", "N_k")
 
 
 @dataclass(frozen=True)
+class Winner:
+    """The best config of one shape, and its median where that was measured with this kernel."""
+
+    problem: Problem
+    config: Config
+    ms: float | None
+
+
+@dataclass(frozen=True)
 class TunedList:
     """The best configs of one kernel on one card, for one dtype and D."""
 
@@ -29,7 +38,7 @@ class TunedList:
     D: int
     measured: str  # when and with what
     configs: tuple[Config, ...]  # good on every shape, and short enough to tune over
-    winners: tuple[tuple[Problem, Config], ...]  # the best of each shape
+    winners: tuple[Winner, ...]  # the best of each shape
 
     @property
     def file_name(self) -> str:
@@ -66,7 +75,8 @@ def _from_toml(path: Path) -> TunedList:
     for row in value("shapes", list):
         sizes = {size: value(size, int, row) for size in _SIZES}
         problem = Problem(**sizes, D=D, causal=value("causal", bool, row), dtype=dtype)
-        winners.append((problem, parse_config(value("config", str, row))))
+        ms = value("ms", float, row) if "ms" in row else None
+        winners.append(Winner(problem, parse_config(value("config", str, row)), ms))
     return TunedList(
         gpu=value("gpu", str),
         kernel=value("kernel", str),
@@ -98,7 +108,9 @@ def from_sweep(file: SweepFile, recommendation: Recommendation) -> TunedList:
         measured=f"{day:%Y-%m-%d} on one card: driver {of.driver}, torch {of.torch}, Triton"
         f" {of.triton}, kernel source {of.kernel_hash}",
         configs=tuple(item.config for item in recommendation.configs),
-        winners=tuple((problem, config) for problem, config, _ in recommendation.winners),
+        winners=tuple(
+            Winner(problem, config, round(ms, 5)) for problem, config, ms in recommendation.winners
+        ),
     )
 
 
@@ -114,8 +126,9 @@ def as_toml(tuned: TunedList) -> str:
         "# The best of each shape.",
         "shapes = [",
     ]
-    for problem, config in tuned.winners:
-        sizes = ", ".join(f"{size} = {getattr(problem, size)}" for size in _SIZES)
-        causal = str(problem.causal).lower()
-        lines.append(f'  {{ {sizes}, causal = {causal}, config = "{config}" }},')
+    for winner in tuned.winners:
+        sizes = ", ".join(f"{size} = {getattr(winner.problem, size)}" for size in _SIZES)
+        causal = str(winner.problem.causal).lower()
+        ms = "" if winner.ms is None else f", ms = {winner.ms!r}"
+        lines.append(f'  {{ {sizes}, causal = {causal}, config = "{winner.config}"{ms} }},')
     return "\n".join([*lines, "]", ""])

@@ -14,10 +14,12 @@ import torch
 from conftest import subprocess_env
 
 import flashtune
-from flashtune import functional
+from flashtune import choose, functional
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import find_gpu
 from flashtune.records import Problem
+from flashtune.space import parse_config
+from flashtune.tuned import TunedList, Winner
 
 
 def tensors(*shape: int, H_kv: int | None = None, **options: Any) -> list[torch.Tensor]:
@@ -31,9 +33,70 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     monkeypatch.setattr(functional, "forward", lambda *values: seen.append(values[-1]))
     monkeypatch.setattr(functional, "_gpu", lambda device: find_gpu("h200"))
-    functional._config.cache_clear()
+    functional._choice.cache_clear()
     functional._warn_once.cache_clear()
     return seen
+
+
+# What it chooses ----------------------------------------------------------------------------------
+
+
+def timed(body: str, ms: float, config: str, causal: bool = False) -> TunedList:
+    """A list of one shape that ``body`` was timed on."""
+    shape = Problem(4, 8, 8, 1024, 1024, 64, causal, "bf16")
+    found = parse_config(config)
+    winner = Winner(shape, found, ms)
+    return TunedList("h200", body, "bf16", 64, "2026-01-01 on one card", (found,), (winner,))
+
+
+@pytest.fixture
+def lists(monkeypatch: pytest.MonkeyPatch) -> dict[str, TunedList]:
+    """Tuned lists by kernel, in place of those that come with flashtune."""
+    made: dict[str, TunedList] = {}
+
+    def found(gpu: str, kernel: str, dtype: str, D: int) -> TunedList | None:
+        return made.get(kernel) if (gpu, dtype, D) == ("h200", "bf16", 64) else None
+
+    monkeypatch.setattr(choose, "tuned_list", found)
+    functional._choice.cache_clear()
+    return made
+
+
+def chosen(*, tma_reads: bool = True, causal: bool = False, gpu: str = "h200") -> str:
+    problem = Problem(2, 4, 4, 700, 700, 64, causal, "bf16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "_gpu", lambda device: find_gpu(gpu))
+        kernel, config = functional._choice(problem, torch.device("cuda", 0), tma_reads)
+    functional._choice.cache_clear()
+    return f"{kernel.name} {config}"
+
+
+def test_the_kernel_that_was_fastest_on_the_card_is_chosen(lists: dict[str, TunedList]) -> None:
+    lists["v6_heads_first"] = timed("v6_heads_first", 0.3, "64x64x4x3")
+    lists["v9_ping_pong"] = timed("v9_ping_pong", 0.2, "128x128x4x2")
+    assert chosen() == "v9_ping_pong 128x128x4x2"
+    lists["v9_ping_pong"] = timed("v9_ping_pong", 0.4, "128x128x4x2")
+    assert chosen() == "v6_heads_first 64x64x4x3"
+
+
+def test_tensors_that_tma_cannot_read_get_pointers(lists: dict[str, TunedList]) -> None:
+    lists["v6_heads_first"] = timed("v6_heads_first", 0.3, "64x64x4x3")
+    lists["v9_ping_pong"] = timed("v9_ping_pong", 0.2, "128x128x4x2")
+    assert chosen(tma_reads=False) == "v6_heads_first 64x64x4x3"
+    q, k, v = (torch.zeros(2, 3, 8, 40, dtype=torch.bfloat16) for _ in range(3))
+    assert functional._tma_reads(q, k, v)
+    assert not functional._tma_reads(q, k, torch.zeros(2, 3, 8, 44, dtype=torch.bfloat16)[..., :40])
+    assert not functional._tma_reads(
+        q, torch.zeros(1000, dtype=torch.bfloat16)[1:641].view(2, 8, 40)
+    )
+    alone = torch.zeros(1, 1, 1, 44, dtype=torch.bfloat16)[..., :40]  # never stepped along
+    assert functional._tma_reads(alone)
+
+
+def test_where_nothing_was_timed_the_default_kernel_runs(lists: dict[str, TunedList]) -> None:
+    with pytest.warns(UserWarning, match="measured nothing"):
+        functional._warn_once.cache_clear()
+        assert chosen(gpu="rtx-4090").startswith("v6_heads_first ")
 
 
 # What it refuses ----------------------------------------------------------------------------------
@@ -234,9 +297,9 @@ def test_a_second_gpu_gets_its_own_launch() -> None:
 
 def test_sizes_for_which_nothing_can_launch_are_refused(launches: list[Any]) -> None:
     """Query tiles are on axis 1, which takes 65,535: even 256 rows a tile are too few here."""
-    functional._config.cache_clear()
+    functional._choice.cache_clear()
     problem = Problem(1, 1, 1, 65_536 * 256, 64, 64, False, "bf16")
     with pytest.raises(FlashtuneError, match="programs on grid axis 1"):
-        functional._config(problem, torch.device("cuda", 0))
+        functional._choice(problem, torch.device("cuda", 0), False)
     fits = replace(problem, N=65_535 * 64)
-    assert functional._config(fits, torch.device("cuda", 0)).q_tile >= 64
+    assert functional._choice(fits, torch.device("cuda", 0), False)[1].q_tile >= 64

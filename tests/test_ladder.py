@@ -23,7 +23,7 @@ from flashtune.records import Config, OutClass, Problem
 from flashtune.shortlist import recommend_for
 from flashtune.space import parse_config
 from flashtune.store import find, read
-from flashtune.tuned import TunedList, as_toml, from_sweep, tuned_list
+from flashtune.tuned import TunedList, Winner, as_toml, from_sweep, tuned_list
 
 ADA, H200, B200 = find_gpu("rtx-4070-super"), find_gpu("h200"), find_gpu("b200")
 PROBLEM = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
@@ -124,10 +124,10 @@ def test_more_query_tiles_than_the_grid_has_room_for_rule_out_small_ones() -> No
 def test_a_tuned_step_has_its_shape_s_winner_first() -> None:
     recorded = tuned_list("h200", "v6_heads_first", "bf16", 64)
     assert recorded is not None
-    for shape, winner in recorded.winners:
-        first, *rest = configs("v6_heads_first", shape)
-        assert first == str(winner)
-        assert {first, *rest} == {str(c) for c in (winner, *recorded.configs)}
+    for winner in recorded.winners:
+        first, *rest = configs("v6_heads_first", winner.problem)
+        assert first == str(winner.config)
+        assert {first, *rest} == {str(c) for c in (winner.config, *recorded.configs)}
 
 
 @settings(deadline=None)
@@ -140,7 +140,7 @@ def test_the_nearest_shape_has_the_same_mask(N: int, N_k: int, causal: bool, gpu
     assert recorded is not None
     problem = replace(PROBLEM, N=N, N_k=N_k, causal=causal)
     first = parse_config(configs("v6_heads_first", problem)[0])
-    assert first in {config for shape, config in recorded.winners if shape.causal == causal}
+    assert first in {w.config for w in recorded.winners if w.problem.causal == causal}
 
 
 def test_the_nearest_length_is_the_nearest_by_ratio() -> None:
@@ -214,7 +214,7 @@ def test_a_list_is_what_its_name_says(path: Path) -> None:
     assert gpu in known_gpus()
     assert kernel in KERNELS
     assert found.configs
-    assert len({shape for shape, _ in found.winners}) == len(found.winners) > 0
+    assert len({winner.problem for winner in found.winners}) == len(found.winners) > 0
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,8 @@ def lists(draw: st.DrawFn) -> TunedList:
         Problem, lengths, lengths, lengths, lengths, lengths, st.just(D), st.booleans(),
         st.just(dtype),
     )  # fmt: skip
-    winners = draw(st.lists(st.tuples(shapes, some_configs), max_size=4))
+    times = st.none() | st.floats(1e-4, 1e3).map(lambda ms: round(ms, 5))
+    winners = draw(st.lists(st.builds(Winner, shapes, some_configs, times), max_size=4))
     listed = draw(st.lists(some_configs, min_size=1, max_size=5))
     return TunedList(draw(texts), draw(texts), dtype, D, draw(texts), tuple(listed), tuple(winners))
 

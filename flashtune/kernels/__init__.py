@@ -62,7 +62,7 @@ class Kernel:
             return None
         rows = ", ".join(map(str, takes.q_tiles))
         if cc != takes.cc:
-            return f"{self.name} is written for compute capability {takes.cc / 10:g} alone"
+            return f"{self.name} is written for compute capability {takes.cc / 10:.1f} alone"
         if problem.dtype not in takes.dtypes:
             return f"{self.name} takes {' and '.join(takes.dtypes)} alone"
         if config.num_warps != takes.num_warps:

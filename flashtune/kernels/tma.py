@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-TMA_ALIGNMENT = 16  # bytes
+from flashtune.descriptors import TMA_ALIGNMENT
 
 
 @triton.jit
