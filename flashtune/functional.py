@@ -160,8 +160,11 @@ def _choice(problem: Problem, device: torch.device, tma_reads: bool) -> tuple[Ke
     """The kernel and the config for the problem on the card; warns where they are a guess."""
     gpu = _gpu(device)
     major, minor = (int(part) for part in usable_triton().split(".")[:2])
-    steps = [step for step in LADDER.values() if tma_reads or KERNELS[step.body].loads == "pointer"]
-    step = fastest_step(problem, gpu, steps) or LADDER[DEFAULT_KERNEL]
+    default = LADDER[DEFAULT_KERNEL]
+    ladder = list(LADDER.values())
+    best = ladder[ladder.index(default) :]  # what comes before is there to learn from
+    steps = [step for step in best if tma_reads or KERNELS[step.body].loads == "pointer"]
+    step = fastest_step(problem, gpu, steps) or default
     choice = choose(step, problem, gpu, (major, minor))
     if choice.predicted:
         _warn_once(gpu.title, problem.dtype, problem.D)
