@@ -294,12 +294,15 @@ def verdict(budget: Budget, gpu: GpuSpec, *, exhaustive: bool = False) -> Verdic
             f" {GRID_AXIS_1:,}: B * H must be smaller where the kernel has heads there, q_tile"
             " larger where it has query tiles",
         )
-    if budget.wgmma_registers > cap:
+    # ptxas checks that one against what the block is launched with, whoever gets more later.
+    maxnreg = budget.config.maxnreg or cap
+    if budget.wgmma_registers > min(cap, maxnreg):
+        allowed = _cap_text(budget) if cap <= maxnreg else f"maxnreg is {maxnreg}"
         return Verdict(
             OutClass.CANNOT,
             "wgmma_registers",
-            f"its widest wgmma takes {budget.wgmma_registers} registers a thread,"
-            f" {_cap_text(budget)}: ptxas refuses it (C7602)",
+            f"its widest wgmma takes {budget.wgmma_registers} registers a thread, {allowed}: ptxas"
+            " refuses it (C7602)",
         )
     return KEEP if exhaustive else _hopeless(budget, gpu, accumulators, cap)
 
