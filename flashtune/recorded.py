@@ -67,6 +67,10 @@ def subject(file: SweepFile) -> tuple[GpuSpec, Kernel] | str:
         return f"{name}: nothing was measured"
     if gpu is None or kernel is None:
         return f"{name}: a card or a kernel that flashtune does not know"
+    if not kernel.shared_modelled:
+        return f"{name}: a kernel that is not modelled"
+    if any(row.status is Status.SCREENED for row in file.rows):
+        return f"{name}: a race, which times few configs in full"
     return gpu, kernel
 
 

@@ -15,6 +15,7 @@ from flashtune.budget import Budget, assess, verdict
 from flashtune.cost import order
 from flashtune.gpu import find_gpu
 from flashtune.kernels import KERNELS
+from flashtune.recorded import subject
 from flashtune.records import Config, Problem, Status, Verdict
 from flashtune.results import SweepFile
 from flashtune.shortlist import list_path, recommend_for, write_list
@@ -64,8 +65,12 @@ def test_they_are_from_before_the_further_axes(recorded: Path) -> None:
 
 
 def test_every_prediction_of_shared_memory_was_exact(recorded: Path) -> None:
-    compiled = [row for row in read(recorded).rows if row.shared is not None]
+    file = read(recorded)
+    compiled = [row for row in file.rows if row.shared is not None]
     assert compiled
+    if not KERNELS[file.provenance.kernel].shared_modelled:  # left to the compiler
+        assert {row.shared_predicted for row in compiled} == {None}
+        return
     assert [row for row in compiled if row.shared != row.shared_predicted] == []
 
 
@@ -75,7 +80,8 @@ def test_the_rules_leave_out_much_and_nothing_good(recorded: Path) -> None:
         times = milliseconds(file, problem)
         budgets, verdicts = judged(file, problem)
         out = [b.config for b, v in zip(budgets, verdicts, strict=True) if not v.kept]
-        assert len(out) >= 0.7 * len(budgets)
+        if len(budgets) == len(load_space("article")):
+            assert len(out) >= 0.7 * len(budgets)
         best = min(times.values())
         assert [c for c in out if times.get(c, float("inf")) <= 1.02 * best] == []
 
@@ -83,7 +89,10 @@ def test_the_rules_leave_out_much_and_nothing_good(recorded: Path) -> None:
 def test_the_order_has_the_best_early(recorded: Path) -> None:
     """As DESIGN.md says: within 1% among the first 8, the best itself among the first 16."""
     file = read(recorded)
-    gpu, kernel = find_gpu(file.provenance.gpu), KERNELS[file.provenance.kernel]
+    judges = subject(file)
+    if isinstance(judges, str):
+        pytest.skip(judges)
+    gpu, kernel = judges
     for problem in problems(file):
         times = milliseconds(file, problem)
         costs = order(problem, *judged(file, problem), gpu, kernel)
