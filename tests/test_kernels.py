@@ -16,7 +16,9 @@ import pytest
 from attention_cases import LAYOUTS, VALUES, Case, Outcome, run_case
 from conftest import once, subprocess_env
 
+from flashtune.interpreter import check_arithmetic
 from flashtune.kernels import KERNELS, load_kernel
+from flashtune.records import Problem
 
 HERE = Path(__file__).resolve().parent
 GPU_TOLERANCES = {"fp32": 1e-2, "bf16": 2e-2, "fp16": 1e-2}  # the articles'; fp32 rounds to TF32
@@ -73,6 +75,18 @@ def test_interpreter(case: Case, interpreted: dict[str, dict[str, Any]]) -> None
 def test_case_names_are_unique() -> None:
     names = [str(case) for case in interpreter_cases.cases()]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.gluon])
+def test_gluon_is_not_interpreted_and_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a process that would fail at its first line."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    problem = Problem(4, 8, 8, 4096, 4096, 64, True, "bf16")
+    reason = f"{name} is Gluon, which Triton cannot interpret"
+    assert check_arithmetic(KERNELS[name], [problem]) == {
+        (problem, "fp16"): reason,
+        (problem, "fp32"): reason,
+    }
 
 
 def source_of(kernel: str, function: str) -> str:
