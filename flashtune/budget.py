@@ -208,7 +208,7 @@ def assess(
     shared = shared_bytes(problem, config, gpu, kernel, triton)
     plain = replace(kernel, shared_modelled=True)
     likely = shared if kernel.shared_modelled else shared_bytes(problem, config, gpu, plain, triton)
-    computing, block_warps = kernel.warps(config)
+    computing, block_warps = kernel.warps(config, gpu.cc_number)
     working = replace(config, num_warps=computing)
     kind = instructions(gpu, working)
     scores = config.q_tile * config.k_tile

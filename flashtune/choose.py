@@ -57,13 +57,14 @@ def choose(step: Step, problem: Problem, gpu: GpuSpec, triton: tuple[int, int]) 
 def nearest_list(kernel: Kernel, gpu: str, dtype: str, D: int) -> TunedList | None:
     """The tuned list of ``kernel`` on the card, or else of the kernel nearest to it.
 
-    The same key loops count first, then the fewest steps of the ladder. The two 16-bit dtypes have
-    the same tiles and tensor rate: the list of one stands in for the other's.
+    The same key loops count first, then the fewest steps of the ladder. Kernels of other warps, as
+    those written for one card, neither lend nor borrow. The two 16-bit dtypes have the same tiles
+    and tensor rate: the list of one stands in for the other's.
     """
     ladder = list(KERNELS.values())
     place = ladder.index(kernel)
     for near in sorted(
-        ladder,
+        (k for k in ladder if k.takes == kernel.takes),
         key=lambda k: (k.key_loops != kernel.key_loops, abs(ladder.index(k) - place)),
     ):
         for alike in sorted(ELEMENT_BYTES, key=lambda name: name != dtype):

@@ -101,10 +101,10 @@ class GpuProcess:
     def round(
         self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[Mapping[Config, Samples], Conditions]:
-        """``launches`` samples of each config, and the card's state after them; ``turn`` chooses
-        the copy of the problem's tensors."""
+        """``launches`` samples of each config, in turns, and the card's state after them; ``turn``
+        chooses the copy of the problem's tensors. The limit is for each config."""
         result: tuple[Mapping[Config, Samples], Conditions] = self._on(
-            problem, "round", problem, tuple(configs), launches, turn
+            problem, "round", problem, tuple(configs), launches, turn, limits=len(configs)
         )
         return result
 
@@ -121,7 +121,7 @@ class GpuProcess:
             self._send("open", (problem,))
             self._opening.append(problem)
 
-    def _on(self, problem: Problem, method: str, *arguments: object) -> Any:
+    def _on(self, problem: Problem, method: str, *arguments: object, limits: int = 1) -> Any:
         if self._connection is not None and not self._process.is_alive():
             self._end()  # it died between two calls: no config's doing
         if self._connection is None:
@@ -131,7 +131,7 @@ class GpuProcess:
                 self.prepare([problem])
             self._wait_until_open()
         self._send(method, arguments)
-        return self._answer(self._launch_s)
+        return self._answer(limits * self._launch_s)
 
     def _wait_until_open(self) -> None:
         while self._opening:  # all of them: answers come in order

@@ -44,19 +44,36 @@ class GpuTrack:
         self._gpu, self._problem = gpu, problem
         self.conditions: list[Conditions] = []
         self.running: Config | None = None  # who is to blame when something is Lost
+        self._one_by_one = False
+
+    def restart(self) -> None:
+        """Before a final."""
+        self.conditions.clear()
+        self._one_by_one = False
 
     def look(self, config: Config, beside: Config | None) -> tuple[race.Samples, race.Samples]:
         self.running = config
         return self._gpu.look(self._problem, config, beside, race.LOOK_LAUNCHES)
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, race.Samples]:
-        samples, turn = {}, len(self.conditions)
-        for config in configs:  # one call each, so that a death has one to blame
+        turn = len(self.conditions)
+        if not self._one_by_one:
+            try:
+                samples, conditions = self._gpu.round(self._problem, configs, launches, turn)
+            except Lost:
+                # Somebody failed: a call for each says who. Where nobody does now, it stays so, and
+                # the next failure has one to blame.
+                self._one_by_one = True
+            else:
+                self.conditions.append(conditions)
+                return samples
+        alone = {}
+        for config in configs:
             self.running = config
-            own, conditions = self._gpu.round(self._problem, [config], launches, turn)
-            samples[config] = own[config]
+            samples, conditions = self._gpu.round(self._problem, [config], launches, turn)
+            alone[config] = samples[config]
         self.conditions.append(conditions)
-        return samples
+        return alone
 
 
 class ProblemRun:
@@ -130,7 +147,7 @@ class ProblemRun:
         result = None
         while finalists and result is None:
             try:
-                self._track.conditions.clear()
+                self._track.restart()
                 result = race.final(self._track, finalists, rng)
             except Lost as lost:
                 culprit = self._track.running

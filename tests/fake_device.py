@@ -57,6 +57,9 @@ class FakeWorker:
             return
         if what == "abort":
             os.abort()
+        if what == "once" and not (self.folder / "once").exists():
+            (self.folder / "once").touch()
+            os.abort()
         if what == "hang":
             time.sleep(600)
         if what == "killed":  # by somebody else: an out-of-memory killer, say
@@ -109,6 +112,7 @@ class FakeWorker:
     def round(
         self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[dict[Config, tuple[float, ...]], Conditions]:
+        self.note(f"round of {len(configs)}")
         for config in configs:
             self.act(config, "round")
         samples = {config: self.samples(problem, config, launches) for config in configs}

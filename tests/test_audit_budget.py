@@ -12,11 +12,11 @@ import pytest
 from command_line import CommandLine
 from conftest import stop_compile_pool, subprocess_env
 
-from flashtune.audit_budget import Case, audit, case_arguments, draw, is_aligned
+from flashtune.audit_budget import Case, _asked, audit, case_arguments, draw, is_aligned
 from flashtune.cli.options import triton_version
 from flashtune.gpu import find_gpu, known_gpus
-from flashtune.kernels import KERNELS, find_kernel
-from flashtune.records import Problem
+from flashtune.kernels import KERNELS, Kernel, find_kernel
+from flashtune.records import Problem, Status
 from flashtune.space import parse_config
 
 ADA = find_gpu("rtx-4070-super")
@@ -52,6 +52,8 @@ def test_the_sample_reaches_every_corner() -> None:
     assert {c.config.num_warps for c in drawn} == {1, 2, 4, 8, 16}
     assert {c.config.num_stages for c in drawn} == set(range(1, 8))
     assert {c.odd_address + c.odd_strides for c in drawn} == {"", "k", "v", "kv", "qkv"}
+    for c in drawn:
+        assert c.kernel.misfit(c.problem, c.config, c.gpu.cc_number) is None
     through_tma = [c for c in drawn if c.kernel is V7]
     assert {c.gpu.cc for c in through_tma} == {"9.0", "10.0", "12.0"}
     assert {c.odd_address + c.odd_strides for c in through_tma} == {""}
@@ -115,15 +117,21 @@ def test_descriptors_are_exact_on_a_fresh_sample() -> None:
         ({"odd_strides": "q", "odd_address": "q"}, "and address 0x4"),
     ],
 )
-def test_a_launch_that_tma_would_get_wrong_is_refused(odd: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize("kernel", [k for k in KERNELS.values() if k.loads == "descriptor"])
+def test_a_launch_that_tma_would_get_wrong_is_refused(
+    kernel: Kernel, odd: dict[str, str], said: str
+) -> None:
     """By the call that a launch makes, too: it fails before it compiles anything."""
-    asked = Case(V7, case().problem, parse_config("64x64x4x1"), HOPPER, **odd)
+    asked = Case(kernel, case().problem, parse_config("64x64x4x1"), HOPPER, **odd)
     try:
+        ((_, compiled),) = _asked([asked], 1)
         (finding,) = audit([asked], triton_version(), 1).findings
     finally:
         stop_compile_pool()
-    assert finding.kind == "refused"
-    assert said in str(finding.reason) and "reads at multiples of 16 bytes" in str(finding.reason)
+    reason = str(compiled.reason)
+    assert compiled.failure is Status.COMPILE_FAILED
+    assert said in reason and "reads at multiples of 16 bytes" in reason
+    assert finding.kind == ("refused" if kernel.shared_modelled else "not modelled")
 
 
 WRONG_MODEL = """

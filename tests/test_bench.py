@@ -44,6 +44,7 @@ V0, V6 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"]
 FULL = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
 CAUSAL = replace(FULL, causal=True)
 CONFIG = Config(64, 32, 4, 3)
+FOR_HOPPER = ("v8_warp_specialised", "v9_ping_pong")
 
 
 # -- arithmetic
@@ -251,6 +252,34 @@ def test_a_step_that_cannot_run_says_why() -> None:
     problem = replace(FULL, D=256, dtype="fp32")
     (step,) = entries(["v1_tiles"], problem, find_gpu("rtx-4070-super"), ROOT / "sweeps", (3, 6))
     assert step.configs == () and "no config that can launch" in step.source
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "out"),
+    [
+        ("h200", "bf16", {}),
+        ("h100-sxm", "fp16", {}),
+        ("h200", "fp32", dict.fromkeys(FOR_HOPPER, "takes bf16 and fp16 alone")),
+        ("b200", "bf16", dict.fromkeys(FOR_HOPPER, "for compute capability 9.0 alone")),
+        (
+            "rtx-4070-super", "bf16",
+            {**dict.fromkeys(FOR_HOPPER, "for compute capability 9.0 alone"),
+             "v7_descriptor": "has no TMA"},
+        ),
+    ],
+)  # fmt: skip
+def test_who_cannot_take_part_on_a_card_is_left_out_with_the_reason(
+    gpu: str, dtype: str, out: dict[str, str], tmp_path: Path
+) -> None:
+    for D in (64, 128, 96):
+        problem = replace(CAUSAL, dtype=dtype, D=D)
+        found = entries(entry_names(None), problem, find_gpu(gpu), tmp_path, (3, 6))
+        assert [entry.name for entry in found] == list(LADDER)
+        assert {entry.name for entry in found if not entry.configs} == set(out)
+        for entry in found:
+            assert out.get(entry.name, "") in entry.source
+            for config in entry.configs:
+                assert entry.kernel.misfit(problem, config, find_gpu(gpu).cc_number) is None
 
 
 def test_a_file_gets_the_model_s_first_choice(tmp_path: Path) -> None:

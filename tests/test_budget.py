@@ -18,6 +18,7 @@ from flashtune.budget import (
     blocks_by_registers,
     blocks_by_shared,
     carve_out_kb,
+    launched_registers,
     register_cap,
     verdict,
 )
@@ -133,9 +134,20 @@ problems = st.builds(
     st.integers(1, 100_000), st.integers(1, 100_000), st.integers(1, 32).map(lambda n: 8 * n),
     st.booleans(), st.sampled_from(["bf16", "fp16", "fp32"]),
 )  # fmt: skip
+# Drawn freely, hardly any config would be one that a kernel for one card takes.
+likely_configs = st.one_of(
+    configs,
+    st.builds(
+        Config, st.sampled_from([32, 64, 128, 256, 512]), st.sampled_from([16, 64, 128, 256]),
+        st.sampled_from([4, 8]), st.integers(1, 4),
+    ),
+)  # fmt: skip
+maxnregs = st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n))
 cards = st.sampled_from(CARDS)
+hopper_or_not = st.one_of(st.just(find_gpu("h200")), cards)
 kernels = st.sampled_from([V0, V6])
-every_kernel = st.sampled_from(list(KERNELS.values()))
+for_one_card = st.sampled_from([kernel for kernel in KERNELS.values() if kernel.takes])
+every_kernel = st.one_of(st.sampled_from(list(KERNELS.values())), for_one_card)
 tritons = st.sampled_from([(3, 6), (3, 7), (3, 8), (3, 9)])
 
 
@@ -199,8 +211,8 @@ def test_a_carve_out_holds_the_blocks_that_fit(card: GpuSpec, shared: int, block
     assert card.shared_carve_outs_kb[-1] * 1024 == card.shared_per_sm
 
 
-@given(problems, configs, every_kernel, cards, tritons)
-def test_cannot_means_exactly_no_tma_or_that_no_block_fits_or_ptxas_refuses(
+@given(problems, likely_configs, every_kernel, hopper_or_not, tritons)
+def test_cannot_means_exactly_a_misfit_or_no_tma_or_that_no_block_fits_or_ptxas_refuses(
     p: Problem, c: Config, kernel: Kernel, card: GpuSpec, triton: tuple[int, int]
 ) -> None:
     budget = assess(p, c, card, kernel, triton)
@@ -208,17 +220,76 @@ def test_cannot_means_exactly_no_tma_or_that_no_block_fits_or_ptxas_refuses(
     too_large = budget.accumulators > ALWAYS_OUT_ACCUMULATORS
     # Accumulators over 512 are out first, as in the article's count of 60 and 100.
     refused = budget.blocks_by_shared == 0 or budget.wgmma_registers > budget.register_cap
-    emulated = kernel.loads == "descriptor" and float(card.cc) < 9.0
-    assert (answer.out is OutClass.CANNOT) == (emulated or (refused and not too_large))
+    other = kernel.misfit(p, c, card.cc_number) is not None
+    emulated = kernel.loads == "descriptor" and float(card.cc) < 9.0 and not other
+    never = other or emulated
+    assert (answer.out is OutClass.CANNOT) == (never or (refused and not too_large))
+    assert (answer.rule == "kernel") == other
     assert (answer.rule == "no_tma") == emulated
     assert (exhaustive.out is OutClass.CANNOT) == (answer.out is OutClass.CANNOT)
-    assert (exhaustive.out is OutClass.HOPELESS) == (too_large and not emulated)
+    assert (exhaustive.out is OutClass.HOPELESS) == (too_large and not never)
     assert answer.out is not None or exhaustive.out is None  # exhaustive leaves out no more
     for given_answer in (answer, exhaustive):
         assert (given_answer.rule is None) == (given_answer.reason is None) == given_answer.kept
     assert budget.repeats >= 1
     if budget.shared is not None:
         assert budget.shared > 0
+
+
+@given(problems, likely_configs, every_kernel, hopper_or_not)
+def test_a_kernel_of_one_card_takes_what_it_says_and_nothing_else(
+    p: Problem, c: Config, kernel: Kernel, card: GpuSpec
+) -> None:
+    takes, why = kernel.takes, kernel.misfit(p, c, card.cc_number)
+    if takes is None:
+        assert why is None
+        return
+    fits = {
+        "compute capability 9.0": card.cc_number == takes.cc,
+        "bf16 and fp16": p.dtype in takes.dtypes,
+        "4 warps": c.num_warps == takes.num_warps,
+        "64, 128, 256 rows": c.q_tile in takes.q_tiles,
+    }
+    assert (why is None) == all(fits.values())
+    assert why is None or [said for said in fits if said in why] == [
+        next(said for said, fit in fits.items() if not fit)  # the first that is in the way
+    ]
+
+
+@given(likely_configs, every_kernel, hopper_or_not)
+def test_warps_that_compute_come_in_whole_groups_beside_one_that_loads(
+    c: Config, kernel: Kernel, card: GpuSpec
+) -> None:
+    computing, block = kernel.warps(c, card.cc_number)
+    specialised = block != computing
+    assert specialised == (kernel.may_specialise(c) and c.num_warps == 4)
+    if not specialised:
+        assert computing == block == c.num_warps
+        return
+    assert computing % 4 == 0 and block == computing + 4
+    assert 4 <= computing <= 4 * kernel.warpgroups
+    assert kernel.rows_a_warpgroup is None or computing // 4 <= max(1, c.q_tile // 64)
+
+
+@given(problems, likely_configs, every_kernel, hopper_or_not, maxnregs)
+def test_computing_warps_get_what_the_loading_ones_leave(
+    p: Problem, c: Config, kernel: Kernel, card: GpuSpec, maxnreg: int | None
+) -> None:
+    c = dataclasses.replace(c, maxnreg=maxnreg)
+    budget = assess(p, c, card, kernel, (3, 9))
+    computing, block, cap = budget.working.num_warps, budget.block_warps, budget.register_cap
+    assert 8 <= cap <= card.registers_per_thread
+    if block == computing:
+        assert computing == c.num_warps
+        return
+    launched = launched_registers(card, block, maxnreg)
+    assert launched * block * 32 <= card.registers_per_sm or maxnreg is not None
+    # They are dealt out: never more than there are, and no eight a thread are left.
+    pool = launched * block
+    assert cap * computing + 24 * (block - computing) <= pool or cap == 8
+    assert cap == 255 or (cap + 8) * computing + 24 * (block - computing) > pool
+    more = assess(p, dataclasses.replace(c, maxnreg=(maxnreg or 248) + 8), card, kernel, (3, 9))
+    assert maxnreg is None or more.register_cap >= cap
 
 
 @given(problems, configs, kernels, cards)

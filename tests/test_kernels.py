@@ -16,7 +16,12 @@ import pytest
 from attention_cases import LAYOUTS, VALUES, Case, Outcome, run_case
 from conftest import once, subprocess_env
 
+from flashtune.budget import assess, verdict
+from flashtune.gpu import find_gpu
+from flashtune.interpreter import check_arithmetic
 from flashtune.kernels import KERNELS, load_kernel
+from flashtune.records import Problem
+from flashtune.space import parse_config
 
 HERE = Path(__file__).resolve().parent
 GPU_TOLERANCES = {"fp32": 1e-2, "bf16": 2e-2, "fp16": 1e-2}  # the articles'; fp32 rounds to TF32
@@ -73,6 +78,18 @@ def test_interpreter(case: Case, interpreted: dict[str, dict[str, Any]]) -> None
 def test_case_names_are_unique() -> None:
     names = [str(case) for case in interpreter_cases.cases()]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.gluon])
+def test_gluon_is_not_interpreted_and_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a process that would fail at its first line."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    problem = Problem(4, 8, 8, 4096, 4096, 64, True, "bf16")
+    reason = f"{name} is Gluon, which Triton cannot interpret"
+    assert check_arithmetic(KERNELS[name], [problem]) == {
+        (problem, "fp16"): reason,
+        (problem, "fp32"): reason,
+    }
 
 
 def source_of(kernel: str, function: str) -> str:
@@ -143,12 +160,15 @@ def test_last_stride_of_a_single_element_is_anything() -> None:
     arguments(q, q, q, q, lse, causal=False)
 
 
+ANY_CARD = tuple(name for name, kernel in KERNELS.items() if kernel.takes is None)
+
+
 def gpu_cases() -> list[Case]:
     """Each compiles its own binary, about a second: the broad questions are asked of v6 alone."""
     shapes = [
         Case(kernel, batch, 1, 1, n, n_k, d, causal, dtype, config, layout)
         for kernel, (batch, n, n_k, d), causal, dtype in itertools.product(
-            KERNELS, ARTICLE_SHAPES, (False, True), ("fp32", "bf16")
+            ANY_CARD, ARTICLE_SHAPES, (False, True), ("fp32", "bf16")
         )
         for config, layout in (("64x32x4x3", "contiguous"), ("16x16x4x3", "guarded"))
     ]
@@ -176,31 +196,166 @@ def gpu_cases() -> list[Case]:
             ("64x32x4x2", "packed"), ("32x16x2x1", "transposed"), ("128x64x8x3", "guarded")
         )
     ]  # fmt: skip
-    lengths = [(1, 1), (1, 300), (300, 1), (64, 64), (65, 64), (64, 65), (500, 60), (60, 500)]
     edges = [
         Case(kernel, 2, 2, 2, n, n_k, 64, causal, "bf16", "64x16x4x3")
-        for kernel in KERNELS
-        for n, n_k in lengths
+        for kernel in ANY_CARD
+        for n, n_k in EDGES
         for causal in (False, True)
     ]
     values = [
         Case(kernel, 2, 2, 2, 190, 150, 64, causal, "bf16", "64x32x4x3", values=values)
-        for kernel in KERNELS
+        for kernel in ANY_CARD
         for causal in (False, True)
         for values in VALUES[1:]
     ]
     return [*shapes, *dimensions, *layouts, *edges, *values, *through_tma]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", gpu_cases(), ids=str)
-def test_gpu(case: Case) -> None:
+EDGES = ((1, 1), (1, 300), (300, 1), (64, 64), (65, 64), (64, 65), (500, 60), (60, 500))
+
+
+def ping_pong_cases() -> list[Case]:
+    """The same questions of v9: in 16 bits, with one, two and four warpgroups, and a ring of one,
+    two and three tiles. It is the only kernel whose barriers are its own, so lengths go through
+    every number of key tiles up to two rounds of the ring."""
+    v9 = "v9_ping_pong"
+    shapes = [
+        Case(v9, batch, 1, 1, n, n_k, d, causal, dtype, config, layout)
+        for (batch, n, n_k, d), causal, dtype in itertools.product(
+            ARTICLE_SHAPES, (False, True), ("bf16", "fp16")
+        )
+        for config, layout in (
+            ("128x64x4x3", "contiguous"), ("64x64x4x2", "guarded"), ("256x64x4x2", "transposed")
+        )
+    ]  # fmt: skip
+    dimensions = [
+        Case(v9, 2, 4, 2, 190, 150, d, causal, dtype, config, layout)
+        for causal, dtype, config, layout, dims in (
+            (True, "bf16", "128x32x4x2", "packed", range(8, 257, 8)),
+            (False, "fp16", "64x64x4x1", "guarded", (8, 16, 24, 40, 72, 96, 136, 192, 256)),
+            (True, "fp16", "64x32x4x3", "transposed", (8, 40, 64, 72, 128, 136, 256)),
+        )
+        for d in dims
+    ]
+    layouts = [
+        Case(v9, 2, 8, kv_heads, 190, 150, d, causal, "bf16", "128x64x4x3", layout)
+        for layout in LAYOUTS
+        if layout != "odd_rows"  # TMA reads no such rows: they are refused, below
+        for d in (40, 64)
+        for causal in (False, True)
+        for kv_heads in ((8,) if layout == "three_axes" else (8, 2, 1))
+    ]
+    edges = [
+        Case(v9, 2, 2, 2, n, n_k, 64, causal, "bf16", config)
+        for n, n_k in EDGES
+        for causal in (False, True)
+        for config in ("64x16x4x3", "128x64x4x2", "256x32x4x3", "128x128x4x1")
+    ]
+    tiles = [
+        Case(v9, 1, 2, 1, 257, n_k, 64, causal, "fp16", f"{q_tile}x64x4x{stages}")
+        for q_tile in (64, 128, 256)
+        for stages in (1, 2, 3)
+        for n_k in (64, 130, 256, 320)
+        for causal in (False, True)
+    ]
+    values = [
+        Case(v9, 2, 2, 2, 190, 150, 64, causal, "bf16", config, values=values)
+        for causal in (False, True)
+        for config in ("128x64x4x3", "256x64x4x2")
+        for values in VALUES[1:]
+    ]
+    return [*shapes, *dimensions, *layouts, *edges, *tiles, *values]
+
+
+def assert_right_on_the_gpu(case: Case) -> None:
     from triton.runtime.errors import OutOfResources
 
     tolerance = GPU_TOLERANCES[case.dtype]
-    run = functools.partial(run_case, device="cuda", tolerance=tolerance)
     try:
-        outcome = run(case)
+        outcome = run_case(case, device="cuda", tolerance=tolerance)
     except OutOfResources:
         pytest.skip("this config does not fit this card at this head dimension")
     assert_right(outcome, tolerance, case.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", gpu_cases(), ids=str)
+def test_gpu(case: Case) -> None:
+    assert_right_on_the_gpu(case)
+
+
+@pytest.fixture(scope="module")
+def hopper() -> None:
+    import torch
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("written for compute capability 9.0 alone")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("case", ping_pong_cases(), ids=str)
+def test_ping_pong_on_a_gpu(case: Case) -> None:
+    assert_right_on_the_gpu(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("config", ["64x64x4x2", "128x128x4x2", "256x64x4x3", "128x64x4x1"])
+def test_ping_pong_gives_the_same_bits_each_time(config: str) -> None:
+    """A warp that did not wait for another would show in some launch."""
+    import torch
+
+    from flashtune.kernels.launch import forward
+
+    torch.manual_seed(0)
+    q = torch.randn(2, 8, 2000, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 2, 2, 1500, 64, device="cuda", dtype=torch.bfloat16)
+    kernel = KERNELS["v9_ping_pong"]
+    answers = []
+    for _ in range(64):
+        o, lse = torch.full_like(q, torch.nan), torch.full((2, 8, 2000), torch.nan, device="cuda")
+        function = load_kernel(kernel).flash_fwd_kernel
+        forward(kernel, function, q, k, v, o, lse, True, parse_config(config))
+        answers.append((o, lse))
+    (first_o, first_lse), *others = answers
+    assert not first_o.isnan().any() and not first_lse.isnan().any()
+    assert all(torch.equal(o, first_o) and torch.equal(lse, first_lse) for o, lse in others)
+
+
+def test_ping_pong_cases_are_ones_that_it_takes() -> None:
+    """And all different: a case that the kernel refuses would be no test of it."""
+    cases = ping_pong_cases()
+    assert len({str(case) for case in cases}) == len(cases)
+    for case in cases:
+        p = Problem(case.B, case.H, case.H_kv, case.N, case.N_k, case.D, case.causal, case.dtype)
+        budget = assess(
+            p, parse_config(case.config), find_gpu("h200"), KERNELS[case.kernel], (3, 6)
+        )
+        assert budget.misfit is None and verdict(budget, find_gpu("h200"), exhaustive=True).kept
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name not in ANY_CARD])
+@pytest.mark.parametrize("off", ["rows", "address"])
+def test_what_tma_cannot_read_is_refused_on_a_gpu(kernel: str, off: str) -> None:
+    """And not answered wrong. The refusal comes before the kernel compiles."""
+    import torch
+
+    from flashtune.kernels.launch import forward
+
+    wide = torch.randn(1, 2, 64, 72, device="cuda", dtype=torch.bfloat16)
+    good = wide[..., :64]
+    bad = torch.randn(1, 2, 64, 67, device="cuda", dtype=torch.bfloat16)[..., :64]
+    if off == "address":
+        bad = wide[..., 1:65]
+    function = load_kernel(KERNELS[kernel]).flash_fwd_kernel
+    o, lse = torch.full_like(good, torch.nan), torch.full((1, 2, 64), torch.nan, device="cuda")
+    for at, name in enumerate("QKV"):
+        inputs = [good, good, good]
+        inputs[at] = bad
+        with pytest.raises(ValueError, match=f"{name} has .*reads at multiples of 16 bytes"):
+            forward(KERNELS[kernel], function, *inputs, o, lse, False, parse_config("64x64x4x2"))
+    torch.cuda.synchronize()
+    assert o.isnan().all() and lse.isnan().all()

@@ -10,6 +10,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashtune import choose as choose_module
 from flashtune import tuned
 from flashtune.budget import assess, verdict
 from flashtune.choose import MODEL_CONFIGS, choose, nearest_list
@@ -41,11 +42,11 @@ def configs(step: str, problem: Problem = PROBLEM, gpu: str = "h200") -> list[st
 def test_the_steps_stand_in_the_articles_order() -> None:
     assert list(LADDER) == [
         "v0_baseline", "v1_tiles", "v2_autotune", "v3_causal_skip", "v4_exp2", "v5_final",
-        "v6_heads_first", "v7_descriptor",
+        "v6_heads_first", "v7_descriptor", "v8_warp_specialised", "v9_ping_pong",
     ]  # fmt: skip
     assert [step.body for step in LADDER.values()] == [
         "v0_baseline", "v0_baseline", "v0_baseline", "v3_causal_skip", "v4_exp2", "v4_exp2",
-        "v6_heads_first", "v7_descriptor",
+        "v6_heads_first", "v7_descriptor", "v8_warp_specialised", "v9_ping_pong",
     ]  # fmt: skip
 
 
@@ -171,6 +172,25 @@ def test_a_kernel_that_nobody_swept_takes_the_nearest_one_s_list() -> None:
     assert kernel_of("v6_heads_first", "b200") == ("", "")
 
 
+def test_kernels_of_other_warps_lend_and_borrow_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """v9's best would have v0 run with four warps on 256 rows, and v6's has eight for v9."""
+    recorded = tuned_list("h200", "v6_heads_first", "bf16", 64)
+    assert recorded is not None
+    for only in KERNELS:
+        swept = replace(recorded, kernel=only)
+        monkeypatch.setattr(
+            choose_module, "tuned_list",
+            lambda gpu, name, dtype, D, swept=swept: swept if name == swept.kernel else None,
+        )  # fmt: skip
+        borrowers = {k for k in KERNELS.values() if nearest_list(k, "h200", "bf16", 64)}
+        assert borrowers == {k for k in KERNELS.values() if k.takes == KERNELS[only].takes}
+    monkeypatch.undo()
+    for step in ("v8_warp_specialised", "v9_ping_pong"):
+        for D in (64, 128):  # where v6 was swept
+            choice = choose(LADDER[step], replace(PROBLEM, D=D), H200, TRITON)
+            assert choice.predicted and len(choice.configs) == MODEL_CONFIGS
+
+
 def test_without_a_list_the_model_s_first_choices_serve() -> None:
     for gpu in known_gpus().values():
         choice = choose(LADDER["v6_heads_first"], replace(PROBLEM, dtype="fp32"), gpu, TRITON)
@@ -188,7 +208,8 @@ def test_without_a_list_the_model_s_first_choices_serve() -> None:
 def test_every_config_of_a_tuned_step_can_launch(step: Step, gpu: str) -> None:
     card, kernel = find_gpu(gpu), KERNELS[step.body]
     if kernel.loads == "descriptor" and gpu == "rtx-4070-super":
-        with pytest.raises(FlashtuneError, match="has no TMA"):
+        why = "has no TMA" if kernel.takes is None else "for compute capability 9.0 alone"
+        with pytest.raises(FlashtuneError, match=why):
             choose(step, PROBLEM, card, TRITON)
         return
     for causal in (False, True):

@@ -10,7 +10,9 @@ from flashtune.space import parse_config
 pytestmark = pytest.mark.gpu
 
 N_BIG = 1 << 20
-CONFIG = parse_config("64x64x4x3")
+CONFIG = parse_config("64x64x4x3")  # one that every kernel takes
+# Not v8: with the Tritons that there are, hardly any config of it can be relied on.
+RELIABLE = [name for name in KERNELS if name != "v8_warp_specialised"]
 
 
 def launch(kernel: str, q, k, v, causal: bool = False):  # type: ignore[no-untyped-def]
@@ -40,6 +42,16 @@ def assert_last_rows(q, k, v, o, lse, rows: int = 64) -> None:  # type: ignore[n
     assert not lse.isnan().any()
 
 
+@pytest.fixture(autouse=True)
+def on_a_card_that_it_takes(request: pytest.FixtureRequest) -> None:
+    import torch
+
+    takes = KERNELS[request.getfixturevalue("kernel")].takes
+    major, minor = torch.cuda.get_device_capability()
+    if takes is not None and takes.cc != 10 * major + minor:
+        pytest.skip("the kernel is written for another card")
+
+
 def enough_memory(gigabytes: int) -> None:
     import torch
 
@@ -47,7 +59,7 @@ def enough_memory(gigabytes: int) -> None:
         pytest.skip(f"this card has no {gigabytes} GB free")
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", RELIABLE)
 def test_queries_of_more_than_2_to_the_31_elements(kernel: str) -> None:
     import torch
 
@@ -59,7 +71,7 @@ def test_queries_of_more_than_2_to_the_31_elements(kernel: str) -> None:
     assert_last_rows(q, k, v, o, lse)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", RELIABLE)
 def test_keys_of_more_than_2_to_the_31_elements(kernel: str) -> None:
     import torch
 
@@ -70,7 +82,7 @@ def test_keys_of_more_than_2_to_the_31_elements(kernel: str) -> None:
     assert_last_rows(q, k, v, o, lse)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", RELIABLE)
 def test_rows_of_one_head_that_lie_2_to_the_31_elements_apart(kernel: str) -> None:
     """As in a model's (B, N, H, D) activations: the offset within a head needs 64 bits."""
     import torch
@@ -83,7 +95,7 @@ def test_rows_of_one_head_that_lie_2_to_the_31_elements_apart(kernel: str) -> No
     assert_last_rows(q, k, v, o, lse)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [k for k in RELIABLE if KERNELS[k].takes is None])
 def test_the_users_tf32_switch_changes_neither_answer_nor_reference(kernel: str) -> None:
     """fp32 kernels round their inputs to TF32 whatever torch is told; the references never do."""
     import torch

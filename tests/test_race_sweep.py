@@ -201,7 +201,34 @@ def test_a_fault_is_one_row_and_the_others_go_on(
     named = {str(verdict.chosen), str(verdict.leader), *(str(t.config) for t in verdict.ties)}
     assert "128x64x8x4" not in named
     dies = fault.split("@")[0] in ("abort", "killed", "illegal", "hang")
-    assert processes(tmp_path) == (2 if dies else 1)
+    # A round is one call for all: it dies in that, and once more in the call that says who it was.
+    assert processes(tmp_path) == (1 if not dies else 3 if fault.endswith("@round") else 2)
+
+
+def rounds(folder: Path) -> list[int]:
+    """How many configs each call of a round had, in order."""
+    lines = (folder / "calls.txt").read_text().splitlines()
+    return [int(line.split()[2]) for line in lines if line.startswith("round of ")]
+
+
+def test_a_round_is_one_call_in_which_its_configs_take_turns(tmp_path: Path) -> None:
+    (verdict,) = sweep(tmp_path).file.verdicts
+    assert len(verdict.ties) >= 1
+    assert len(rounds(tmp_path)) == verdict.rounds
+    assert rounds(tmp_path)[0] >= 4 and rounds(tmp_path)[-1] >= 2
+    assert rounds(tmp_path) == sorted(rounds(tmp_path), reverse=True)
+
+
+def test_after_a_death_that_nobody_repeats_each_has_calls_of_its_own(tmp_path: Path) -> None:
+    """So that another one has somebody to blame. All are raced to the end meanwhile."""
+    faults(tmp_path, **{"64x64x4x3": "once@round"})
+    result = sweep(tmp_path)
+    together, *alone = rounds(tmp_path)
+    assert together >= 4 and set(alone) == {1}
+    (verdict,) = result.file.verdicts
+    assert len(verdict.conditions) == verdict.rounds
+    assert {row.status for row in result.file.rows} == {Status.TIMED, Status.SCREENED}
+    assert processes(tmp_path) == 2
 
 
 @pytest.mark.parametrize("fault", ["", "abort@time", "hang@time", "illegal@time", "wrong"])

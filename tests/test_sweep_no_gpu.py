@@ -235,6 +235,34 @@ def test_descriptors_are_swept_for_a_card_with_tma_and_for_no_other(cli: Command
         assert row.status is Status.PRUNED and "GeForce RTX 4090 has no TMA" in str(row.reason)
 
 
+def test_a_kernel_that_triton_cannot_interpret_is_compiled_and_the_notes_say_so(
+    cli: CommandLine,
+) -> None:
+    write_space(cli.folder, "64x64x4x2 64x64x8x2 32x64x4x2")
+    command = ("sweep", "--kernel", "v9_ping_pong", "--space", "small.toml", "--N", "128", "-q")
+    done = cli.run(*command, "--gpu", "h200")
+    assert done.returncode == 0, done.stderr
+    file = results_of(cli)
+    for dtype in ("fp16", "fp32"):
+        why = "v9_ping_pong is Gluon, which Triton cannot interpret"
+        assert f"arithmetic not checked in {dtype}, full: {why}" in file.notes
+    rows = {str(row.config): row for row in file.rows}
+    assert rows["64x64x4x2"].status is Status.COMPILED, rows["64x64x4x2"].reason
+    assert rows["64x64x4x2"].shared and rows["64x64x4x2"].shared_predicted is None
+    for config, why in (
+        ("64x64x8x2", "cannot: v9_ping_pong takes 4 warps"),
+        ("32x64x4x2", "cannot: v9_ping_pong takes query tiles of 64, 128, 256 rows"),
+    ):
+        assert rows[config].status is Status.PRUNED and str(rows[config].reason).startswith(why)
+
+    elsewhere = cli.run(*command, "--gpu", "b200", "--out", "others")
+    assert elsewhere.returncode == 1
+    (path,) = find(cli.folder / "others")
+    for row in read(path).rows:
+        assert row.status is Status.PRUNED
+        assert "written for compute capability 9.0 alone" in str(row.reason)
+
+
 def test_an_edited_kernel_is_refused_until_fresh(cli: CommandLine) -> None:
     write_space(cli.folder, "32x32x2x2")
     mine = cli.folder / "mine.py"

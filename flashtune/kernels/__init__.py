@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
@@ -13,7 +13,8 @@ from flashtune.ladder import LADDER, Fixed, Step
 from flashtune.records import FURTHER_AXES, Config, Problem
 
 _HERE = Path(__file__).parent
-_GROUP_WARPS, _GROUP_ROWS = 4, 64  # of a warpgroup, and of Q that it owns at least
+_GROUP_WARPS = 4  # of a warpgroup
+_HOPPER_CC = 90
 
 
 class Takes(NamedTuple):
@@ -39,7 +40,8 @@ class Kernel:
     axes: tuple[str, ...] = ()  # a config's further axes that are parameters of this kernel
     shared_modelled: bool = True  # False: only the compiler knows how much shared memory it takes
 
-    warpgroups: int = 0  # at most so many share a query tile beside warps that only load; 0: none
+    warpgroups: int = 0  # that multiply, beside warps that only load; 0: no warp has a job alone
+    rows_a_warpgroup: int | None = None  # of Q; None: all compute, those of 64 rows twice the same
     takes: Takes | None = None  # None: what the budget allows
     gluon: bool = False  # written in Gluon, for which Triton has no interpreter
 
@@ -48,11 +50,15 @@ class Kernel:
         and deal out the block's registers among themselves."""
         return self.warpgroups > 0 and config.warp_specialize is not False
 
-    def warps(self, config: Config) -> tuple[int, int]:
-        """Warps of a block that compute, and all of them."""
-        if not self.may_specialise(config) or config.num_warps != _GROUP_WARPS:
-            return config.num_warps, config.num_warps
-        groups = max(1, min(self.warpgroups, config.q_tile // _GROUP_ROWS))
+    def warps(self, config: Config, cc: int) -> tuple[int, int]:
+        """Warps of a block that compute, and all of them, as far as is known: other cards' warps
+        are not looked into, nor is a loop of one stage, which Triton 3.9 does not split."""
+        warps = config.num_warps
+        if not self.may_specialise(config) or warps != _GROUP_WARPS:
+            return warps, warps
+        groups = self.warpgroups if cc == _HOPPER_CC else 1
+        if self.rows_a_warpgroup is not None:
+            groups = max(1, min(groups, config.q_tile // self.rows_a_warpgroup))
         return _GROUP_WARPS * groups, _GROUP_WARPS * (groups + 1)
 
     def misfit(self, problem: Problem, config: Config, cc: int) -> str | None:
@@ -72,7 +78,7 @@ class Kernel:
         return None
 
 
-_HOPPER = Takes(90, ("bf16", "fp16"), _GROUP_WARPS, (64, 128, 256))
+_HOPPER = Takes(_HOPPER_CC, ("bf16", "fp16"), _GROUP_WARPS, (64, 128, 256))
 
 KERNELS = {
     kernel.name: kernel
@@ -141,6 +147,7 @@ KERNELS = {
             loads="descriptor",
             shared_modelled=False,
             warpgroups=4,
+            rows_a_warpgroup=64,
             takes=_HOPPER,
             gluon=True,
         ),
@@ -231,19 +238,14 @@ def _kernel_from_file(path: Path) -> Kernel:
         )
     base = KERNELS[based_on]
     axes = tuple(axis for axis in FURTHER_AXES if axis.upper() in parameters)
-    return Kernel(
+    return replace(
+        base,
         name=path.stem,
         path=path.resolve(),
         summary=f"{path}, made from {base.name}",
-        heads_first=base.heads_first,
-        key_loops=base.key_loops,
-        skips_causal_tiles=base.skips_causal_tiles,
-        loads=base.loads,
         axes=axes,
         shared_modelled=base.shared_modelled and not axes,
         warpgroups=max(base.warpgroups, 2 if "warp_specialize" in axes else 0),
-        takes=base.takes,
-        gluon=base.gluon,
     )
 
 
