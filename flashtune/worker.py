@@ -188,12 +188,11 @@ class GpuWorker:
     ) -> tuple[Samples, Samples]:
         """A few samples of ``config``, and of ``beside`` taken in turns with them."""
         place = self._at(problem).placements[0]
-        both = [config] if beside is None else [beside, config]  # config's answers stay
+        both = [config] if beside is None else [beside, config]
         launchers = [self._launcher(problem, c, place) for c in both]
         self._keep_warm(launchers[0])
         taken = self._timer.in_turns(launchers, launches)
-        self._last_launch = time.perf_counter()
-        self._verify(problem, config, place)
+        self._launch_and_verify(problem, config, place)
         return taken[-1], (taken[0] if beside is not None else ())
 
     def round(
@@ -210,10 +209,8 @@ class GpuWorker:
         self._warm(problem)
         launchers = [self._launcher(problem, config, place) for config in configs]
         samples = self._timer.in_turns(launchers, launches)
-        for config, launch in zip(configs, launchers, strict=True):
-            launch()  # the others have overwritten its answers
-            self._last_launch = time.perf_counter()
-            self._verify(problem, config, place)
+        for config in configs:
+            self._launch_and_verify(problem, config, place)
         return dict(zip(configs, samples, strict=True)), self._conditions()
 
     def still_works(self) -> bool:
@@ -223,6 +220,12 @@ class GpuWorker:
         except RuntimeError:
             return False
         return True
+
+    def _launch_and_verify(self, problem: Problem, config: Config, place: _Placement) -> None:
+        """After launches in turns, which leave the answers of whoever came last."""
+        self._launcher(problem, config, place)()
+        self._last_launch = time.perf_counter()
+        self._verify(problem, config, place)
 
     def _verify(self, problem: Problem, config: Config, place: _Placement) -> None:
         """After timed launches: the inputs are as they were, and so is the answer."""
