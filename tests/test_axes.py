@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 from conftest import ROOT
-from specialised_kernel import specialised_kernel
 
 from flashtune import choose
 from flashtune.audit_budget import Case, audit
@@ -32,13 +31,21 @@ from flashtune.tuned import tuned_list
 
 PROBLEM = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
 V6, V7 = KERNELS["v6_heads_first"], KERNELS["v7_descriptor"]
+V8, V9 = KERNELS["v8_warp_specialised"], KERNELS["v9_ping_pong"]
 H200 = find_gpu("h200")
 TRITON = (3, 9)
 
 
 @pytest.fixture
-def specialised(tmp_path: Path) -> Kernel:
-    return specialised_kernel(tmp_path)
+def own(tmp_path: Path) -> Kernel:
+    """A user's file with the axis: v8's body, which as a file made from v7 is for any card."""
+    return from_file(tmp_path, V8, "v7_descriptor")
+
+
+def from_file(folder: Path, source: Kernel, based_on: str) -> Kernel:
+    path = folder / "mine.py"
+    path.write_text(f'{source.path.read_text()}\nBASED_ON = "{based_on}"\n')
+    return find_kernel(str(path))
 
 
 @pytest.fixture
@@ -58,15 +65,20 @@ def test_a_launch_passes_only_the_axes_that_are_set() -> None:
     assert both == {**plain, "maxnreg": 168, "WARP_SPECIALIZE": False}
 
 
-def test_a_file_s_parameters_say_which_axes_it_has(specialised: Kernel, tmp_path: Path) -> None:
-    assert specialised.axes == ("warp_specialize",) and not specialised.shared_modelled
-    assert specialised.loads == "descriptor"
-    plain = tmp_path / "plain.py"
-    plain.write_text(V6.path.read_text() + '\nBASED_ON = "v6_heads_first"\n')
-    assert (find_kernel(str(plain)).axes, find_kernel(str(plain)).shared_modelled) == ((), True)
+def test_a_file_s_parameters_say_which_axes_it_has(own: Kernel, tmp_path: Path) -> None:
+    assert own.axes == V8.axes == ("warp_specialize",) and not own.shared_modelled
+    assert (own.loads, own.takes, own.warpgroups) == ("descriptor", None, 2)
+    plain = from_file(tmp_path, V6, "v6_heads_first")
+    assert (plain.axes, plain.shared_modelled, plain.warpgroups) == ((), True, 0)
 
 
-def test_an_axis_that_the_kernel_lacks_is_refused_by_name(specialised: Kernel) -> None:
+@pytest.mark.parametrize("base", list(KERNELS.values()), ids=lambda kernel: kernel.name)
+def test_a_copy_is_taken_for_what_it_was_made_from(base: Kernel, tmp_path: Path) -> None:
+    copy = from_file(tmp_path, base, base.name)
+    assert copy == replace(base, name="mine", path=tmp_path / "mine.py", summary=copy.summary)
+
+
+def test_an_axis_that_the_kernel_lacks_is_refused_by_name(own: Kernel) -> None:
     config = parse_config("64x64x4x2:warp_specialize=off")
     for ask in (
         lambda: check_axes(V6, [config]),
@@ -78,9 +90,9 @@ def test_an_axis_that_the_kernel_lacks_is_refused_by_name(specialised: Kernel) -
             caught.value.message == f"config {config}: v6_heads_first has no axis warp_specialize"
         )
         assert "leave warp_specialize out" in caught.value.hint
-        having = [kernel.name for kernel in KERNELS.values() if kernel.axes]
-        assert all(name in caught.value.hint for name in having)
-    check_axes(specialised, [config])
+        assert "Kernels with it: v8_warp_specialised. " in caught.value.hint
+    check_axes(own, [config])
+    check_axes(V8, [config])
     check_axes(V6, [parse_config("64x64x4x2:maxnreg=64")])
 
 
@@ -200,26 +212,27 @@ def test_the_budget_command_shows_the_axes(cli: CommandLine) -> None:
 # A kernel whose shared memory is not modelled -----------------------------------------------------
 
 
-def test_nothing_is_said_of_its_shared_memory(specialised: Kernel) -> None:
-    config = parse_config("64x64x4x2")
-    budget = assess(PROBLEM, config, H200, specialised, TRITON)
+@pytest.mark.parametrize("kernel", [V8, V9], ids=lambda kernel: kernel.name)
+def test_nothing_is_said_of_its_shared_memory(kernel: Kernel) -> None:
+    config = parse_config("128x64x4x2")
+    budget = assess(PROBLEM, config, H200, kernel, TRITON)
     assert (budget.shared, budget.blocks_by_shared, budget.blocks_per_sm()) == (None, None, None)
-    assert buffers(PROBLEM, config, H200, specialised, TRITON) is None
-    assert terms(PROBLEM, config, H200, specialised, TRITON) is None
+    assert buffers(PROBLEM, config, H200, kernel, TRITON) is None
+    assert terms(PROBLEM, config, H200, kernel, TRITON) is None
     assert verdict(budget, H200).kept
-    # Too large for any card, as v7: here only the compiler may say so.
-    huge = assess(PROBLEM, parse_config("128x256x8x8"), H200, specialised, TRITON)
-    assert verdict(huge, H200, exhaustive=True).kept
+    # Too large for any card: here only the compiler may say so.
+    huge = assess(PROBLEM, parse_config("128x128x4x9"), H200, kernel, TRITON)
+    assert huge.order_blocks_by_shared == 0 and verdict(huge, H200).kept
 
 
-def test_its_order_goes_by_the_same_kernel_without_specialisation(specialised: Kernel) -> None:
+def test_its_order_goes_by_the_same_kernel_without_specialisation(own: Kernel) -> None:
     configs = [c for c in load_space("article") if c.num_warps == 4]
-    budgets = [assess(PROBLEM, c, H200, specialised, TRITON) for c in configs]
+    budgets = [assess(PROBLEM, c, H200, own, TRITON) for c in configs]
     alike = [assess(PROBLEM, c, H200, V7, TRITON) for c in configs]
     for budget, like in zip(budgets, alike, strict=True):
         assert budget.order_blocks_by_shared == like.blocks_by_shared
     keep = [Verdict(None, None, None)] * len(configs)
-    predicted = order(PROBLEM, budgets, keep, H200, specialised)
+    predicted = order(PROBLEM, budgets, keep, H200, own)
     assert len(predicted) == len(configs)
     too_large = [budget.config for budget in budgets if budget.order_blocks_by_shared == 0]
     assert too_large
@@ -229,16 +242,19 @@ def test_its_order_goes_by_the_same_kernel_without_specialisation(specialised: K
     assert max(places[c] for c in clean) < min(places[c] for c in too_large)
 
 
-def test_specialised_warps_may_hold_more_than_maxnreg(specialised: Kernel) -> None:
-    for text, cap in (("", 168), (",warp_specialize=on", 255), (",warp_specialize=off", 168)):
-        config = parse_config(f"64x64x4x2:maxnreg=168{text}")
-        kernel = specialised if "warp" in text else V7
+def test_specialised_warps_may_hold_more_than_maxnreg() -> None:
+    """Of 12 warps with 168 registers a thread four keep 24 each, and eight may have 240."""
+    for text, cap in (("", 240), (",warp_specialize=on", 240), (",warp_specialize=off", 168)):
+        config = parse_config(f"128x64x4x2:maxnreg=168{text}")
+        assert assess(PROBLEM, config, H200, V8, TRITON).register_cap == cap
+    for kernel, cap in ((V7, 168), (V9, 240)):
+        config = parse_config("128x64x4x2:maxnreg=168")
         assert assess(PROBLEM, config, H200, kernel, TRITON).register_cap == cap
 
 
-def test_the_compiler_s_word_decides_once_it_is_asked(specialised: Kernel) -> None:
-    config = parse_config("64x64x4x2")
-    explain = Explainer(PROBLEM, H200, specialised, TRITON).explain
+def test_the_compiler_s_word_decides_once_it_is_asked() -> None:
+    config = parse_config("128x64x4x2")
+    explain = Explainer(PROBLEM, H200, V8, TRITON).explain
     asked = explain(config, Compiled(config, shared=50_000, regs=168, spills=0, warps=12)).line
     assert asked.verdict.kept and asked.shared == 50_000 and asked.budget.shared is None
     # 12 warps of 168 registers are 64,512: one block, though four warps alone would fit thrice.
@@ -250,8 +266,19 @@ def test_the_compiler_s_word_decides_once_it_is_asked(specialised: Kernel) -> No
     assert compiled_verdict(asked.verdict, refused, H200) == asked.verdict
 
 
-def test_the_budget_command_says_whom_to_ask(specialised: Kernel, cli: CommandLine) -> None:
-    asked = ("--gpu", "b200", "--kernel", str(specialised.path))
+def test_the_budget_command_says_what_a_kernel_of_one_card_takes(cli: CommandLine) -> None:
+    for gpu, config, why in (
+        ("h200", "128x64x8x2", "v9_ping_pong takes 4 warps and adds to them what it needs"),
+        ("b200", "128x64x4x2", "v9_ping_pong is written for compute capability 9.0 alone"),
+    ):
+        done = cli.run("budget", config, "--gpu", gpu, "--kernel", "v9_ping_pong", "--json")
+        (budget,) = json.loads(done.stdout)["budgets"]
+        answer = budget["verdict"]
+        assert (answer["out"], answer["rule"], answer["reason"]) == ("cannot", "kernel", why)
+
+
+def test_the_budget_command_says_whom_to_ask(own: Kernel, cli: CommandLine) -> None:
+    asked = ("--gpu", "b200", "--kernel", str(own.path))
     one = cli.run("budget", "64x64x4x2", *asked).stdout
     assert "not modelled: only the compiler can say (--compile asks it)" in one
     assert "verdict         ask the compiler" in one
@@ -271,8 +298,9 @@ def test_the_budget_command_says_whom_to_ask(specialised: Kernel, cli: CommandLi
         assert budget["compiled"]["warps"] == warps and budget["blocks_per_sm"] >= 1
 
 
-def test_an_audit_has_nothing_to_compare(specialised: Kernel) -> None:
-    report = audit([Case(specialised, PROBLEM, parse_config("64x64x4x2"), H200)], TRITON, 1)
+@pytest.mark.parametrize("kernel", [V8, V9], ids=lambda kernel: kernel.name)
+def test_an_audit_has_nothing_to_compare(kernel: Kernel) -> None:
+    report = audit([Case(kernel, PROBLEM, parse_config("64x64x4x2"), H200)], TRITON, 1)
     assert [(f.kind, f.predicted, f.compiled) for f in report.findings] == [
         ("not modelled", None, None)
     ]
@@ -281,29 +309,29 @@ def test_an_audit_has_nothing_to_compare(specialised: Kernel) -> None:
 # Compiled ----------------------------------------------------------------------------------------
 
 
-def test_configs_of_equal_code_are_seen_to_be(specialised: Kernel, triton_cache: Path) -> None:
-    """On by itself, which is the kernel's default, and on by name; off is other code, with the
-    warps that were asked for. For sm_120: for sm_100, Triton 3.6 has two codes for one config."""
+def test_configs_of_equal_code_are_seen_to_be(triton_cache: Path) -> None:
+    """On by itself, which is v8's default, and on by name; off is other code, with the warps that
+    were asked for."""
     jobs = [
-        CompileJob(specialised, PROBLEM, parse_config(f"64x64x4x2{text}"), 120)
+        CompileJob(V8, PROBLEM, parse_config(f"128x64x4x2{text}"), 90)
         for text in ("", ":warp_specialize=on", ":warp_specialize=off")
     ]
     answers = dict(compile_all(jobs, 2))
     default, on, off = (answers[job] for job in jobs)
     assert on.failure is None and off.failure is None
     assert default.code_hash == on.code_hash != off.code_hash
-    assert (on.warps, off.warps) == (8, 4)
+    assert (on.warps, off.warps) == (12, 4)
 
 
 def test_a_sweep_s_rows_have_the_axes_and_no_shared_prediction(
-    specialised: Kernel, cli: CommandLine
+    own: Kernel, cli: CommandLine
 ) -> None:
     (cli.folder / "mine.toml").write_text(
         "q_tile = [64]\nk_tile = [64]\nnum_warps = [4]\nnum_stages = [2]\n"
         'maxnreg = ["auto", 128]\nwarp_specialize = ["auto", true, false]\n'
     )
     done = cli.run(
-        "sweep", "--N", "128", "--gpu", "b200", "--kernel", str(specialised.path),
+        "sweep", "--N", "128", "--gpu", "b200", "--kernel", str(own.path),
         "--space", "mine.toml", "--json", "-q",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

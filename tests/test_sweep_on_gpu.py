@@ -19,6 +19,7 @@ from conftest import subprocess_env
 from planted_faults import FAULTS, LENGTHS, PlantedFault
 
 from flashtune.kernels import DEFAULT_KERNEL, KERNELS, load_kernel
+from flashtune.space import load_space
 from flashtune.store import find, read
 
 pytestmark = pytest.mark.gpu
@@ -175,6 +176,49 @@ def test_who_is_right_only_most_of_the_time_does_not_win(tmp_path: Path) -> None
     assert set(bad.status) <= {"wrong", "screened"} and "wrong" in set(bad.status)
     for shape in json.loads(done.stdout)["problems"]:
         assert shape["best"]["config"] not in ("64x64x4x3", "64x64x4x2")
+
+
+@pytest.mark.parametrize("how", ["race", "exhaustive"])
+def test_what_triton_miscompiles_is_wrong_and_never_chosen(how: str, tmp_path: Path) -> None:
+    """v8 leaves giving warps jobs of their own to Triton, and judging that to the sweep."""
+    import torch
+    import triton
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("v8_warp_specialised is written for compute capability 9.0 alone")
+    command = [sys.executable, "-m", "flashtune", "sweep", "--kernel", "v8_warp_specialised",
+               "--space", "specialised", "--N", "256", "--D", "64", "--json"]  # fmt: skip
+    done = subprocess.run(
+        [*command, "--exhaustive"] if how == "exhaustive" else command,
+        cwd=tmp_path, env=subprocess_env(), capture_output=True, text=True, timeout=540,
+    )  # fmt: skip
+    (path,) = find(tmp_path / "sweeps")
+    rows = {str(row.config): row for row in read(path).rows}
+    assert set(rows) == {str(config) for config in load_space("specialised")}
+    statuses = {str(row.status) for row in rows.values()}
+    assert done.returncode == (1 if "crashed" in statuses else 0), done.stderr
+    assert not statuses & {"compiled"}  # nothing is left half done
+    for row in rows.values():
+        if row.status == "timed":
+            assert row.ms is not None and row.max_abs_err is not None
+            assert row.sdpa_abs_err is not None and row.lse_abs_err is not None
+            assert row.max_abs_err <= 2 * row.sdpa_abs_err and row.lse_abs_err <= 5e-3
+        elif row.status != "screened":
+            assert row.ms is None and row.reason
+    document = json.loads(done.stdout)
+    (shape,) = document["problems"]
+    assert rows[shape["best"]["config"]].status == "timed"
+    listed = {item["config"] for item in document["recommendation"]["configs"]}
+    assert listed and all(rows[config].status == "timed" for config in listed)
+    for verdict in read(path).verdicts:
+        named = [verdict.chosen, verdict.leader, *(tie.config for tie in verdict.ties)]
+        assert all(rows[str(config)].status == "timed" for config in named)
+
+    if how == "exhaustive" and triton.__version__.startswith("3.6."):
+        split = [row for row in rows.values() if row.config.warp_specialize]
+        assert any(row.status == "wrong" for row in split), "seen on an H200 with Triton 3.6"
+        plain = [row for row in rows.values() if not row.config.warp_specialize]
+        assert not any(row.status == "wrong" for row in plain)
 
 
 def load(path: Path) -> ModuleType:
