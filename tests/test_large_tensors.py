@@ -46,7 +46,7 @@ def assert_last_rows(q, k, v, o, lse, rows: int = 64) -> None:  # type: ignore[n
 def on_a_card_that_it_takes(request: pytest.FixtureRequest) -> None:
     import torch
 
-    takes = KERNELS[request.getfixturevalue("kernel")].takes
+    takes = KERNELS[request.node.callspec.params["kernel"]].takes
     major, minor = torch.cuda.get_device_capability()
     if takes is not None and takes.cc != 10 * major + minor:
         pytest.skip("the kernel is written for another card")
