@@ -67,11 +67,18 @@ def nearest_list(kernel: Kernel, gpu: str, dtype: str, D: int) -> TunedList | No
         (k for k in ladder if k.takes == kernel.takes),
         key=lambda k: (k.key_loops != kernel.key_loops, abs(ladder.index(k) - place)),
     ):
-        for alike in sorted(ELEMENT_BYTES, key=lambda name: name != dtype):
-            if ELEMENT_BYTES[alike] == ELEMENT_BYTES[dtype]:
-                found = tuned_list(gpu, near.name, alike, D)
-                if found is not None:
-                    return found
+        found = _own_list(near, gpu, dtype, D)
+        if found is not None:
+            return found
+    return None
+
+
+def _own_list(kernel: Kernel, gpu: str, dtype: str, D: int) -> TunedList | None:
+    for alike in sorted(ELEMENT_BYTES, key=lambda name: name != dtype):
+        if ELEMENT_BYTES[alike] == ELEMENT_BYTES[dtype]:
+            found = tuned_list(gpu, kernel.name, alike, D)
+            if found is not None:
+                return found
     return None
 
 
@@ -80,7 +87,7 @@ def fastest_step(problem: Problem, gpu: GpuSpec, steps: Iterable[Step]) -> Step 
     None where nobody has timed any of ``steps`` on the card for the dtype and D."""
     rates = {}
     for step in steps:
-        tuned = tuned_list(gpu.name, step.body, problem.dtype, problem.D)
+        tuned = _own_list(KERNELS[step.body], gpu.name, problem.dtype, problem.D)
         nearest = None if tuned is None else _nearest(tuned, problem)
         if nearest is not None and nearest.ms is not None:
             rates[step.name] = (nearest.problem.tflops(nearest.ms), step)

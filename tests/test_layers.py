@@ -56,7 +56,7 @@ ROOMS = {
     "cost": Room("budget gpu kernels machine operations records tensor_cores"),
     "explain": Room("budget cost gpu kernels records shared"),
     "functional": Room(
-        "choose errors gpu kernels kernels.launch ladder records space versions",
+        "choose descriptors errors gpu kernels kernels.launch ladder records space versions",
         third="torch",
         third_inside="triton",
     ),
@@ -71,7 +71,7 @@ ROOMS = {
     "kernels.v3_causal_skip": Room("kernels.tiles", third="triton"),
     "kernels.v4_exp2": Room("kernels.tiles", third="triton"),
     "kernels.v6_heads_first": Room("kernels.tiles", third="triton"),
-    "kernels.tma": Room(third="triton"),
+    "kernels.tma": Room("descriptors", third="triton"),
     "kernels.v7_descriptor": Room("kernels.tiles kernels.tma", third="triton"),
     "kernels.v8_warp_specialised": Room("kernels.tiles kernels.tma", third="triton"),
     "kernels.v9_ping_pong": Room("kernels.tiles kernels.tma", third="triton"),
