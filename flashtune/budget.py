@@ -193,6 +193,15 @@ def _computing_cap(gpu: GpuSpec, computing: int, block_warps: int, maxnreg: int 
     return max(8, min(gpu.registers_per_thread, left))
 
 
+def _cap(config: Config, gpu: GpuSpec, kernel: Kernel) -> int:
+    computing, block_warps = kernel.warps(config, gpu.cc_number)
+    if block_warps != computing:
+        return _computing_cap(gpu, computing, block_warps, config.maxnreg)
+    # Triton may have given warps other jobs all the same: then maxnreg is the mean.
+    maxnreg = None if kernel.may_specialise(config) else config.maxnreg
+    return register_cap(gpu, config.num_warps, maxnreg)
+
+
 def assess(
     problem: Problem,
     config: Config,
@@ -213,12 +222,7 @@ def assess(
     kind = instructions(gpu, working)
     scores = config.q_tile * config.k_tile
     outputs = config.q_tile * problem.padded_D
-    if block_warps != computing:
-        cap = _computing_cap(gpu, computing, block_warps, config.maxnreg)
-    else:
-        # Triton may have given warps other jobs all the same: then maxnreg is the mean.
-        maxnreg = None if kernel.may_specialise(config) else config.maxnreg
-        cap = register_cap(gpu, config.num_warps, maxnreg)
+    cap = _cap(config, gpu, kernel)
     wgmma = kind is Instructions.WGMMA
     axis_0, axis_1 = grid(kernel, problem.B, problem.H, problem.N, config.q_tile)
     return Budget(

@@ -18,7 +18,7 @@ from flashtune.ladder import Fixed, Step
 from flashtune.plan import plan_problem
 from flashtune.records import ELEMENT_BYTES, Config, OutClass, Problem, Verdict
 from flashtune.space import load_space
-from flashtune.tuned import TunedList, Winner, tuned_list
+from flashtune.tuned import TunedList, tuned_list
 
 MODEL_CONFIGS = 5
 """How many of the model's first choices a step may tune over: as many as an exported list has."""
@@ -83,33 +83,31 @@ def _own_list(kernel: Kernel, gpu: str, dtype: str, D: int) -> TunedList | None:
 
 
 def fastest_step(problem: Problem, gpu: GpuSpec, steps: Iterable[Step]) -> Step | None:
-    """The step of the ladder whose own tuned list was fastest on the shape most like ``problem``;
-    None where nobody has timed any of ``steps`` on the card for the dtype and D."""
-    rates = {}
-    for step in steps:
+    """The step of the ladder that was fastest on the shape most like ``problem``, of those whose
+    own kernel was timed on that very shape; None where nobody has timed any of ``steps`` on the
+    card for the dtype and D. Of equals the later step."""
+    times: dict[Problem, list[tuple[float, int, Step]]] = {}
+    for place, step in enumerate(steps):
         tuned = _own_list(KERNELS[step.body], gpu.name, problem.dtype, problem.D)
-        nearest = None if tuned is None else _nearest(tuned, problem)
-        if nearest is not None and nearest.ms is not None:
-            rates[step.name] = (nearest.problem.tflops(nearest.ms), step)
-    return max(rates.values(), key=lambda rate: rate[0])[1] if rates else None
+        for winner in tuned.winners if tuned is not None else ():
+            if winner.ms is not None:
+                times.setdefault(winner.problem, []).append((winner.ms, -place, step))
+    if not times:
+        return None
+    return min(times[min(times, key=lambda shape: unlike(shape, problem))])[2]
+
+
+def unlike(shape: Problem, problem: Problem) -> tuple[bool, float]:
+    """How far a measured shape is from the problem: another mask first, then the lengths."""
+    lengths = abs(log2(shape.N / problem.N)) + abs(log2(shape.N_k / problem.N_k))
+    return shape.causal != problem.causal, lengths
 
 
 def _by_promise(tuned: TunedList, problem: Problem) -> list[Config]:
     """The winner of the shape most like ``problem``, then the rest of the list."""
-    nearest = _nearest(tuned, problem)
+    nearest = min(tuned.winners, key=lambda w: unlike(w.problem, problem), default=None)
     first = [] if nearest is None else [nearest.config]
     return list(dict.fromkeys([*first, *tuned.configs]))
-
-
-def _nearest(tuned: TunedList, problem: Problem) -> Winner | None:
-    """The winner of the shape most like ``problem``: the same mask first, then the lengths."""
-
-    def unlike(winner: Winner) -> tuple[bool, float]:
-        shape = winner.problem
-        lengths = abs(log2(shape.N / problem.N)) + abs(log2(shape.N_k / problem.N_k))
-        return shape.causal != problem.causal, lengths
-
-    return min(tuned.winners, key=unlike, default=None)
 
 
 def _launchable(

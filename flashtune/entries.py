@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from flashtune.choose import choose, predicted
+from flashtune.choose import choose, predicted, unlike
 from flashtune.errors import FlashtuneError
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import KERNELS, Kernel, check_axes, find_kernel
@@ -90,17 +90,22 @@ def _recorded_entry(
     recorded: Recommendation,
     path: Path,
 ) -> Entry:
-    """The shape's winner where this very kernel was swept on it, or else all that is good there."""
+    """The shape's winner where this very kernel was swept on it, or else that of the shape most
+    like it and all that is good there."""
     shown = name if name in LADDER else kernel.name
-    winners = [winner for shape, winner, _ in recorded.winners if shape == problem]
-    if winners and swept == kernel.name:
-        check_axes(kernel, winners[:1])
-        return Entry(shown, kernel, (winners[0],), f"{path}: the winner")
-    listed = dict.fromkeys([*winners, *(item.config for item in recorded.configs)])
+    nearest, winner, _ = min(recorded.winners, key=lambda won: unlike(won[0], problem))
+    if nearest == problem and swept == kernel.name:
+        listed, origin = [winner], f"{path}: the winner"
+    else:
+        listed = [winner, *(item.config for item in recorded.configs)]
+        origin = f"{path}: the nearest winner and its list"
     if swept != kernel.name:  # its further axes are about its own code
-        listed = dict.fromkeys(config.plain for config in listed)
-    check_axes(kernel, listed)
-    return Entry(shown, kernel, tuple(listed), f"{path}: its list")
+        listed = [config.plain for config in listed]
+    try:
+        check_axes(kernel, listed)
+    except FlashtuneError as error:
+        return Entry(shown, kernel, (), error.message)
+    return Entry(shown, kernel, tuple(dict.fromkeys(listed)), origin)
 
 
 @lru_cache(maxsize=64)  # asked for once a shape, and reading takes a second

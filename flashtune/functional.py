@@ -163,7 +163,12 @@ def _choice(problem: Problem, device: torch.device, tma_reads: bool) -> tuple[Ke
     default = LADDER[DEFAULT_KERNEL]
     ladder = list(LADDER.values())
     best = ladder[ladder.index(default) :]  # what comes before is there to learn from
-    steps = [step for step in best if tma_reads or KERNELS[step.body].loads == "pointer"]
+    bodies = {step.name: KERNELS[step.body] for step in best}
+    steps = [
+        step
+        for step in best
+        if not bodies[step.name].unreliable and (tma_reads or bodies[step.name].loads == "pointer")
+    ]
     step = fastest_step(problem, gpu, steps) or default
     choice = choose(step, problem, gpu, (major, minor))
     if choice.predicted:

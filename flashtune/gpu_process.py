@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 START_S = 300.0  # importing torch on a slow disk, and making a context
 OPEN_S = 300.0  # a problem's inputs and references
+MORE_S = 2.0  # for each further config of a round
 LAUNCH_S = 30.0  # a check, a look, a round: milliseconds to seconds when all is well
 
 Samples = tuple[float, ...]
@@ -102,9 +103,9 @@ class GpuProcess:
         self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[Mapping[Config, Samples], Conditions]:
         """``launches`` samples of each config, in turns, and the card's state after them; ``turn``
-        chooses the copy of the problem's tensors. The limit is for each config."""
+        chooses the copy of the problem's tensors."""
         result: tuple[Mapping[Config, Samples], Conditions] = self._on(
-            problem, "round", problem, tuple(configs), launches, turn, limits=len(configs)
+            problem, "round", problem, tuple(configs), launches, turn, more=len(configs) - 1
         )
         return result
 
@@ -121,7 +122,7 @@ class GpuProcess:
             self._send("open", (problem,))
             self._opening.append(problem)
 
-    def _on(self, problem: Problem, method: str, *arguments: object, limits: int = 1) -> Any:
+    def _on(self, problem: Problem, method: str, *arguments: object, more: int = 0) -> Any:
         if self._connection is not None and not self._process.is_alive():
             self._end()  # it died between two calls: no config's doing
         if self._connection is None:
@@ -131,7 +132,7 @@ class GpuProcess:
                 self.prepare([problem])
             self._wait_until_open()
         self._send(method, arguments)
-        return self._answer(limits * self._launch_s)
+        return self._answer(self._launch_s + more * MORE_S)
 
     def _wait_until_open(self) -> None:
         while self._opening:  # all of them: answers come in order

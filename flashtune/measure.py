@@ -35,6 +35,7 @@ class Decided:
     rows: tuple[Row, ...]
     verdict: RaceVerdict | None  # None: nothing valid ran
     sdpa: tuple[SdpaTiming, ...]
+    notes: tuple[str, ...]  # failures that no config could be blamed for
 
 
 class GpuTrack:
@@ -44,6 +45,7 @@ class GpuTrack:
         self._gpu, self._problem = gpu, problem
         self.conditions: list[Conditions] = []
         self.running: Config | None = None  # who is to blame when something is Lost
+        self.unexplained: list[Checked] = []  # failures of a round that nobody repeated
         self._one_by_one = False
 
     def restart(self) -> None:
@@ -56,14 +58,18 @@ class GpuTrack:
         return self._gpu.look(self._problem, config, beside, race.LOOK_LAUNCHES)
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, race.Samples]:
-        turn = len(self.conditions)
+        turn, unexplained = len(self.conditions), None
         if not self._one_by_one:
             try:
                 samples, conditions = self._gpu.round(self._problem, configs, launches, turn)
-            except Lost:
+            except Lost as lost:
+                self.running = configs[0] if len(configs) == 1 else lost.failure.config
+                if self.running is not None:
+                    raise
                 # Somebody failed: a call for each says who. Where nobody does now, it stays so, and
                 # the next failure has one to blame.
                 self._one_by_one = True
+                unexplained = lost.failure
             else:
                 self.conditions.append(conditions)
                 return samples
@@ -72,6 +78,8 @@ class GpuTrack:
             self.running = config
             samples, conditions = self._gpu.round(self._problem, [config], launches, turn)
             alone[config] = samples[config]
+        if unexplained is not None:
+            self.unexplained.append(unexplained)
         self.conditions.append(conditions)
         return alone
 
@@ -162,7 +170,12 @@ class ProblemRun:
             rows += [self._timed(c, result.rounds) for c in raced if c in self._looked]
         rows += [self._like(c, self._decided[twin]) for c, twin in self._twins.items()]
         self._looked.clear()
-        return Decided(tuple(rows), verdict, sdpa)
+        notes = tuple(
+            f"{self.problem}: a round of several configs failed, and none of them did so again by"
+            f" itself: {failure.reason}"
+            for failure in self._track.unexplained
+        )
+        return Decided(tuple(rows), verdict, sdpa, notes)
 
     def time(self, compiled: Compiled, earlier: Mapping[str, Row]) -> Row:
         """Check ``compiled`` and time it by itself, as an exhaustive sweep does. ``earlier`` rows

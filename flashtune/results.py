@@ -29,6 +29,7 @@ class Checked:
     failure: Status | None
     reason: str | None
     check: Check | None  # None: it never answered
+    config: Config | None = None  # whose launch it was, where several ran and it is known
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ class _Sweep:
                 self.store.add_sdpa(SdpaResult(self.run_id, run.problem, sdpa))
             self.store.decide(decided.rows, decided.verdict)
             verdict = decided.verdict
-            for text in () if verdict is None else doubts(verdict):
+            for text in (*decided.notes, *(() if verdict is None else doubts(verdict))):
                 self._say(text)
             best = None if verdict is None else (run.problem, verdict.chosen, verdict.ms)
             self.emit(Advanced(best))

@@ -88,11 +88,15 @@ class Timer:
         """``count`` samples of ``launch`` in ms, each with a cold L2. Raises what it raises."""
         return self._samples([launch], count)[0][0]
 
-    def in_turns(self, launches: Sequence[Callable[[], None]], count: int) -> tuple[Samples, ...]:
-        """``count`` samples of each of ``launches``, about ``TURN_MS`` of each in turn, there and
-        back: what changes meanwhile changes for all of them."""
-        ms = median(self.samples(launches[0], _LEAD_IN))
-        at_a_time = max(1, min(count, int(TURN_MS / max(ms, 1e-3))))
+    def in_turns(
+        self, launches: Sequence[Callable[[], None]], count: int, at_a_time: int | None = None
+    ) -> tuple[Samples, ...]:
+        """``count`` samples of each of ``launches``, ``at_a_time`` of each in turn, there and back:
+        what changes meanwhile changes for all of them. By default a turn is about ``TURN_MS`` of
+        the slowest, and at most half of the samples."""
+        if at_a_time is None:
+            slowest = max(map(median, self._samples(launches, _LEAD_IN)[0]))
+            at_a_time = max(1, min(count // 2, int(TURN_MS / max(slowest, 1e-3))))
         return self._samples(launches, count, at_a_time)[0]
 
     def _samples(

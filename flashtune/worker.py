@@ -63,6 +63,10 @@ class InputsChanged(Exception):
 class AnswersDiffer(Exception):
     """A timed launch left other bits in O and L than an earlier launch on the same inputs."""
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(_DIFFERS)
+        self.config = config
+
 
 @dataclass(frozen=True)
 class _Placement:
@@ -191,7 +195,7 @@ class GpuWorker:
         both = [config] if beside is None else [beside, config]
         launchers = [self._launcher(problem, c, place) for c in both]
         self._keep_warm(launchers[0])
-        taken = self._timer.in_turns(launchers, launches)
+        taken = self._timer.in_turns(launchers, launches, at_a_time=1)
         self._launch_and_verify(problem, config, place)
         return taken[-1], (taken[0] if beside is not None else ())
 
@@ -232,7 +236,7 @@ class GpuWorker:
         self._verify_inputs(problem)
         answer = checksum(place.o, place.lse)
         if self._open[problem].answers.setdefault(config, answer) != answer:
-            raise AnswersDiffer(_DIFFERS)
+            raise AnswersDiffer(config)
 
     def _verify_inputs(self, problem: Problem) -> None:
         if self._open[problem].changed():
@@ -313,7 +317,9 @@ def failure(error: Exception) -> FlashtuneError | Checked:
         return error
     if isinstance(error, OutOfResources):
         return Checked(Status.OUT_OF_RESOURCES, _required_and_limit(error), None)
-    if isinstance(error, InputsChanged | AnswersDiffer):
+    if isinstance(error, AnswersDiffer):
+        return Checked(Status.WRONG, str(error), None, error.config)
+    if isinstance(error, InputsChanged):
         return Checked(Status.WRONG, str(error), None)
     first = (str(error).strip().splitlines() or [""])[0]
     return Checked(Status.CRASHED, f"{type(error).__name__}: {first}"[:300], None)

@@ -60,6 +60,11 @@ class FakeWorker:
         if what == "once" and not (self.folder / "once").exists():
             (self.folder / "once").touch()
             os.abort()
+        if what == "flaky" and not (self.folder / "flaky").exists():
+            (self.folder / "flaky").touch()
+            from flashtune.worker import AnswersDiffer
+
+            raise AnswersDiffer(config)
         if what == "hang":
             time.sleep(600)
         if what == "killed":  # by somebody else: an out-of-memory killer, say

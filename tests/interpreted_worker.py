@@ -36,7 +36,7 @@ class NoTimer:
         return (1.0,) * count
 
     def in_turns(
-        self, launches: list[Callable[[], None]], count: int
+        self, launches: list[Callable[[], None]], count: int, at_a_time: int | None = None
     ) -> tuple[tuple[float, ...], ...]:
         for launch in (*launches, *reversed(launches)):  # there and back, as the real one
             launch()

@@ -227,7 +227,10 @@ def test_a_swept_shape_gets_its_winner() -> None:
 
 def test_another_shape_of_a_swept_dtype_and_D_gets_the_list() -> None:
     entry = recorded(replace(FULL, N=3000, N_k=3000))
-    assert 1 < len(entry.configs) <= 5 and entry.source.endswith(": its list")
+    assert 1 < len(entry.configs) <= 5 and entry.source.endswith(
+        ": the nearest winner and its list"
+    )
+    assert entry.configs[0] == parse_config("128x64x8x4")  # of N=4096, nearer than 2048
 
 
 def test_what_was_never_swept_gets_a_list_or_the_model_s_first_choices(tmp_path: Path) -> None:
@@ -243,7 +246,7 @@ def test_v3_changes_v2_s_body_and_not_its_list() -> None:
     v2, v3, v5 = steps
     assert [step.kernel.name for step in steps] == ["v0_baseline", "v3_causal_skip", "v4_exp2"]
     assert v2.source.endswith("v0_baseline_bf16_D64.parquet: the winner")
-    assert v3.source.endswith("v0_baseline_bf16_D64.parquet: its list")
+    assert v3.source.endswith("v0_baseline_bf16_D64.parquet: the nearest winner and its list")
     assert v2.configs[0] == v3.configs[0] and len(v3.configs) > 1
     assert v5.configs and "v0_baseline" not in v5.source
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import subprocess_env
+from conftest import ROOT, subprocess_env
 
 import flashtune
 from flashtune import choose, functional
@@ -20,6 +21,8 @@ from flashtune.gpu import find_gpu
 from flashtune.records import Problem
 from flashtune.space import parse_config
 from flashtune.tuned import TunedList, Winner
+
+BENCHES = sorted((ROOT / "sweeps").glob("h200_bench_hopper_*.json"))
 
 
 def tensors(*shape: int, H_kv: int | None = None, **options: Any) -> list[torch.Tensor]:
@@ -77,6 +80,38 @@ def test_the_kernel_that_was_fastest_on_the_card_is_chosen(lists: dict[str, Tune
     assert chosen() == "v9_ping_pong 128x128x4x2"
     lists["v9_ping_pong"] = timed("v9_ping_pong", 0.4, "128x128x4x2")
     assert chosen() == "v6_heads_first 64x64x4x3"
+
+
+def test_kernels_are_compared_on_one_shape_alone(lists: dict[str, TunedList]) -> None:
+    """A longer sequence runs at a higher rate: that of N=1024 says nothing at N=4096."""
+    long = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
+    v6 = timed("v6_heads_first", 0.03, "64x64x4x3")
+    beside = Winner(long, parse_config("128x64x8x4"), 0.3)  # sixteen times the work, ten the time
+    lists["v6_heads_first"] = replace(v6, winners=(beside,))
+    lists["v9_ping_pong"] = timed("v9_ping_pong", 0.04, "128x128x4x2")
+    assert chosen() == "v9_ping_pong 128x128x4x2"  # nobody else was timed on the nearest shape
+    lists["v6_heads_first"] = replace(v6, winners=(*v6.winners, beside))
+    assert chosen() == "v6_heads_first 64x64x4x3"
+
+
+def test_what_triton_miscompiles_is_never_chosen(lists: dict[str, TunedList]) -> None:
+    lists["v7_descriptor"] = timed("v7_descriptor", 0.3, "128x64x8x3")
+    lists["v8_warp_specialised"] = timed("v8_warp_specialised", 0.1, "128x128x4x2")
+    assert chosen() == "v7_descriptor 128x64x8x3"
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
+def test_on_a_recorded_shape_a_kernel_is_chosen_that_the_bench_found_among_the_fastest(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists of sweeps on different days are compared: one in a hundred is within their noise."""
+    monkeypatch.setattr(functional, "_gpu", lambda device: find_gpu("h200"))
+    for shape in json.loads(path.read_text())["shapes"]:
+        rates = {kernel["name"]: kernel["tflops"] for kernel in shape["kernels"]}
+        problem = Problem(**shape["problem"])
+        kernel, _ = functional._choice(problem, torch.device("cuda", 0), True)
+        assert rates[kernel.name] >= 0.96 * max(rates.values())
+    functional._choice.cache_clear()
 
 
 def test_tensors_that_tma_cannot_read_get_pointers(lists: dict[str, TunedList]) -> None:

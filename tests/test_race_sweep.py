@@ -229,6 +229,18 @@ def test_after_a_death_that_nobody_repeats_each_has_calls_of_its_own(tmp_path: P
     assert len(verdict.conditions) == verdict.rounds
     assert {row.status for row in result.file.rows} == {Status.TIMED, Status.SCREENED}
     assert processes(tmp_path) == 2
+    (said,) = [note for note in result.file.notes if "none of them did so again" in note]
+    assert "SIGABRT" in said
+
+
+def test_whose_answers_differed_once_in_a_round_is_out_at_once(tmp_path: Path) -> None:
+    faults(tmp_path, **{"64x64x4x3": "flaky@round"})
+    result = sweep(tmp_path)
+    row = by_config(result)["64x64x4x3"]
+    assert row.status is Status.WRONG and "differ" in str(row.reason)
+    together, *since = rounds(tmp_path)
+    assert set(since) >= {together - 1} and 1 not in since  # the others, together still
+    assert processes(tmp_path) == 1
 
 
 @pytest.mark.parametrize("fault", ["", "abort@time", "hang@time", "illegal@time", "wrong"])

@@ -44,11 +44,14 @@ class Kernel:
     rows_a_warpgroup: int | None = None  # of Q; None: all compute, those of 64 rows twice the same
     takes: Takes | None = None  # None: what the budget allows
     gluon: bool = False  # written in Gluon, for which Triton has no interpreter
+    unreliable: bool = False  # some Triton miscompiles it silently: never launched unchecked
+    specialises: bool = True  # where its axis warp_specialize is left open
 
     def may_specialise(self, config: Config) -> bool:
         """Whether warps of the config's blocks may have jobs of their own, loading or multiplying,
         and deal out the block's registers among themselves."""
-        return self.warpgroups > 0 and config.warp_specialize is not False
+        asked = config.warp_specialize
+        return self.warpgroups > 0 and (self.specialises if asked is None else asked)
 
     def warps(self, config: Config, cc: int) -> tuple[int, int]:
         """Warps of a block that compute, and all of them, as far as is known: other cards' warps
@@ -134,6 +137,7 @@ KERNELS = {
             loads="descriptor",
             axes=("warp_specialize",),
             shared_modelled=False,
+            unreliable=True,
             warpgroups=2,
             takes=_HOPPER,
         ),
@@ -219,10 +223,14 @@ def _kernel_from_file(path: Path) -> Kernel:
             f"--kernel {path}: is not Python ({error})", "Fix the file and run again."
         ) from error
     based_on = None
-    parameters: set[str] | None = None
+    parameters: dict[str, ast.expr | None] | None = None  # with their defaults
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "flash_fwd_kernel":
-            parameters = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+            last = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            parameters = dict.fromkeys(each.arg for each in node.args.args)
+            parameters |= {a.arg: d for a, d in zip(last, node.args.defaults, strict=True)}
+            defaults = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            parameters |= {a.arg: d for a, d in defaults}
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             based_on = node.value.value if "BASED_ON" in names else based_on
@@ -238,6 +246,7 @@ def _kernel_from_file(path: Path) -> Kernel:
         )
     base = KERNELS[based_on]
     axes = tuple(axis for axis in FURTHER_AXES if axis.upper() in parameters)
+    left_open = parameters.get("WARP_SPECIALIZE")
     return replace(
         base,
         name=path.stem,
@@ -246,6 +255,7 @@ def _kernel_from_file(path: Path) -> Kernel:
         axes=axes,
         shared_modelled=base.shared_modelled and not axes,
         warpgroups=max(base.warpgroups, 2 if "warp_specialize" in axes else 0),
+        specialises=not (isinstance(left_open, ast.Constant) and left_open.value is False),
     )
 
 
