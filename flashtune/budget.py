@@ -193,8 +193,8 @@ def _computing_cap(gpu: GpuSpec, computing: int, block_warps: int, maxnreg: int 
     return max(8, min(gpu.registers_per_thread, left))
 
 
-def _cap(config: Config, gpu: GpuSpec, kernel: Kernel) -> int:
-    computing, block_warps = kernel.warps(config, gpu.cc_number)
+def _cap(config: Config, gpu: GpuSpec, kernel: Kernel, computing: int, block_warps: int) -> int:
+    """Registers a thread that the warps which compute may use."""
     if block_warps != computing:
         return _computing_cap(gpu, computing, block_warps, config.maxnreg)
     # Triton may have given warps other jobs all the same: then maxnreg is the mean.
@@ -215,14 +215,16 @@ def assess(
     """
     check_axes(kernel, (config,))
     shared = shared_bytes(problem, config, gpu, kernel, triton)
-    plain = replace(kernel, shared_modelled=True)
-    likely = shared if kernel.shared_modelled else shared_bytes(problem, config, gpu, plain, triton)
+    likely = shared
+    if not kernel.shared_modelled:
+        plain = replace(kernel, shared_modelled=True)
+        likely = shared_bytes(problem, config, gpu, plain, triton)
     computing, block_warps = kernel.warps(config, gpu.cc_number)
     working = replace(config, num_warps=computing)
     kind = instructions(gpu, working)
     scores = config.q_tile * config.k_tile
     outputs = config.q_tile * problem.padded_D
-    cap = _cap(config, gpu, kernel)
+    cap = _cap(config, gpu, kernel, computing, block_warps)
     wgmma = kind is Instructions.WGMMA
     axis_0, axis_1 = grid(kernel, problem.B, problem.H, problem.N, config.q_tile)
     return Budget(
