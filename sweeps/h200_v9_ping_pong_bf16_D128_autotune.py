@@ -53,7 +53,7 @@ AUTOTUNE_CONFIGS = [
     triton.Config({"Q_TILE_SIZE": 128, "K_TILE_SIZE": 128}, num_warps=4, num_stages=2),
     # 64x64x4x2:maxnreg=128
     # [1]=untimed  [2]=89.3%  [3]=93.8%  [4]=100.0%  [5]=92.2%  [6]=100.0%  [7]=89.2%
-    # [8]=94.8%  [9]=untimed  [10]=untimed  [11]=untimed  [12]=untimed
+    # [8]=94.8%  [9]=untimed  [10]=91.7%  [11]=untimed  [12]=untimed
     triton.Config(
         {"Q_TILE_SIZE": 64, "K_TILE_SIZE": 64}, num_warps=4, num_stages=2, maxnreg=128
     ),

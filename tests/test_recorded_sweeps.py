@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -159,6 +160,21 @@ def test_the_readme_s_shares_of_sdpa_are_the_recorded_ones() -> None:
     assert len(rows) == 24
     assert (f"{min(of_fastest):.2f}", sum(share >= 1 for share in of_fastest)) == ("0.94", 20)
     assert (f"{min(of_flash):.2f}", f"{max(of_flash):.2f}") == ("1.34", "2.49")
+
+
+def test_the_readme_s_models_are_the_recorded_ones() -> None:
+    """Each set of configs/shapes.toml has its bench; the table has v9_ping_pong's line of each."""
+    rows = []
+    for name in tomllib.loads((ROOT / "configs" / "shapes.toml").read_text()):
+        record = json.loads((ROOT / "sweeps" / f"h200_bench_{name}.json").read_text())
+        for shape in record["shapes"]:
+            problem = Problem(**shape["problem"])
+            (v9,) = [k for k in shape["kernels"] if k["name"] == "v9_ping_pong"]
+            cells = [name, f"{problem.H}/{problem.H_kv}", str(problem.N), str(problem.D)]
+            cells += ["causal" if problem.causal else "full", v9["config"], f"{v9['tflops']:.0f}"]
+            cells += [f"{v9['of_sdpa'][backend]['median']:.2f}x" for backend in ("cudnn", "flash")]
+            rows.append("| " + " | ".join(cells) + " |")
+    assert readme_rows(r"[\w.-]+ \| \d+/\d+") == rows
 
 
 def test_what_triton_miscompiles_is_a_wrong_row_and_in_no_list() -> None:
