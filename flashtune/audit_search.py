@@ -189,21 +189,25 @@ def _sweep(
     looked = [0] * len(replays)
     pool = _Pool(jobs)
     gpu_free = START_S + OPEN_S * len(replays)  # the GPU process starts beside the compile workers
-    for config, of_mask in _compile_order(replays):
-        wanted = [i for i in of_mask if hopes[i].left(config)]
-        if not wanted:
-            continue
-        row = replays[wanted[0]].rows[config]
-        ready = pool.run(_compile_s(row))
-        for i in wanted:
-            compiled_counts[i] += 1
-            if replays[i].rows[config].status is not Status.TIMED:
+    order = _compile_order(replays)
+    left = {(i, config) for config, of_mask in order for i in of_mask}
+    while any(hopes[i].left(config) for i, config in left):  # again where hope came back
+        for config, of_mask in order:
+            wanted = [i for i in of_mask if (i, config) in left and hopes[i].left(config)]
+            left -= {(i, config) for i in wanted}
+            if not wanted:
                 continue
-            before = tracks[i].seconds
-            look = looks[i].take(config)
-            looked[i] += 1
-            hopes[i].saw(config, middle(look.samples_ms))
-            gpu_free = max(gpu_free, ready) + tracks[i].seconds - before
+            row = replays[wanted[0]].rows[config]
+            ready = pool.run(_compile_s(row))
+            for i in wanted:
+                compiled_counts[i] += 1
+                if replays[i].rows[config].status is not Status.TIMED:
+                    continue
+                before = tracks[i].seconds
+                look = looks[i].take(config)
+                looked[i] += 1
+                hopes[i].saw(config, middle(look.samples_ms))
+                gpu_free = max(gpu_free, ready) + tracks[i].seconds - before
     seconds = max(gpu_free, pool.end)
     scores = []
     for i, replay in enumerate(replays):

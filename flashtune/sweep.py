@@ -231,14 +231,19 @@ class _Sweep:
         place = _places(todo)
         in_order = sorted(todo, key=lambda item: place[item[0].problem, item[1]])
         left = {(plan.problem, config): plan for plan, config in in_order}
-        for plan, config, compiled in self._compile(
-            in_order, lambda plan, config: runs[plan.problem].hope.left(config)
-        ):
-            del left[plan.problem, config]
-            if not self._refused(plan, compiled):
-                row = runs[plan.problem].look(compiled)
-                if row is not None:
-                    self.store.add(row)
+
+        def hopeful(plan: ProblemPlan, config: Config) -> bool:
+            return runs[plan.problem].hope.left(config)
+
+        # Again, because hope may come back: what was given up at its turn may win after all once
+        # later looks have said how far off the model is. Each pass looks at its first config.
+        while worth_it := [(p, config) for (_, config), p in left.items() if hopeful(p, config)]:
+            for plan, config, compiled in self._compile(worth_it, hopeful):
+                del left[plan.problem, config]
+                if not self._refused(plan, compiled):
+                    row = runs[plan.problem].look(compiled)
+                    if row is not None:
+                        self.store.add(row)
         for (problem, config), plan in left.items():
             reason = runs[problem].hope.shortfall(config)
             self.store.add(self._row(plan, config, Status.RANKED, reason))

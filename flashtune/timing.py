@@ -34,6 +34,8 @@ milliseconds: two equal launches of 1.4 ms differed by 1.5 to 3% between blocks 
 differ by four times as much as in blocks."""
 _LEAD_IN = 3  # launches before the first sample
 _MOST_FLUSHES = 64
+_CALM = 32  # launches in a row that were queued in time, before flushes become fewer
+_PATIENCE = 10  # launches for each sample that is kept, before the host is called too slow
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
 SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -52,7 +54,6 @@ class Timer:
     def __init__(self, sm_clock_mhz: Callable[[], int | None]) -> None:
         """``sm_clock_mhz`` reads the SM clock; it is called while the GPU is busy."""
         self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-        self._flushes = 1  # buffers zeroed before a launch; more where the host is slow
         self._sm_clock_mhz = sm_clock_mhz
 
     def warm_clocks(self, launch: Callable[[], None], seconds: float = WARM_UP_SECONDS) -> None:
@@ -95,61 +96,72 @@ class Timer:
         what changes meanwhile changes for all of them. By default a turn is about ``TURN_MS`` of
         the slowest, and at most half of the samples."""
         if at_a_time is None:
-            slowest = max(map(median, self._samples(launches, _LEAD_IN)[0]))
+            slowest = max(max(own) for own in self._samples(launches, 1)[0])
             at_a_time = max(1, min(count // 2, int(TURN_MS / max(slowest, 1e-3))))
         return self._samples(launches, count, at_a_time)[0]
 
     def _samples(
         self, launches: Sequence[Callable[[], None]], count: int, at_a_time: int = 1
     ) -> tuple[tuple[Samples, ...], int | None]:
-        """``count`` samples in ms of each that hold nothing of the host's time, and the SM clock
-        meanwhile.
-
-        Raises FlashtuneError when the host is too slow to keep ahead of the GPU.
-        """
-        while self._flushes <= _MOST_FLUSHES:
-            samples, clock = self._clean_samples(launches, count, at_a_time)
-            if all(len(own) == count for own in samples):
-                return samples, clock
-            self._flushes *= 2
-        raise FlashtuneError(
-            f"The host cannot queue a launch in the time of {_MOST_FLUSHES} cache flushes.",
-            "Stop what else is running on this machine and run the same command again.",
-        )
-
-    def _clean_samples(
-        self, launches: Sequence[Callable[[], None]], count: int, at_a_time: int
-    ) -> tuple[tuple[Samples, ...], int | None]:
-        """Up to ``count`` samples of each from at most twice as many launches, in turns.
+        """``count`` samples in ms of each, in turns, that hold nothing of the host's time, and the
+        SM clock meanwhile.
 
         A sample is clean when its launch was queued before the GPU had finished flushing, which
         the start event tells: were it already complete, the GPU would have waited for the host,
         and the host's time (30 to 60 us a Triton launch) would be in the sample.
+
+        Raises FlashtuneError when the host is too slow to keep ahead of the GPU.
         """
         events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in launches]
+        lead = Lead()
+        lead_in = [i for i in range(len(launches)) for _ in range(_LEAD_IN)]
         there = [i for i in range(len(launches)) for _ in range(at_a_time)]
-        for launch in [launch for launch in launches for _ in range(_LEAD_IN)]:
-            self._flush_l2()
-            launch()
-        for turn in range(-(-2 * count // at_a_time)):
-            for i in there if turn % 2 == 0 else reversed(there):
+        back = there[::-1]
+        for turn in range(1 + _PATIENCE * -(-count // at_a_time)):
+            for i in lead_in if turn == 0 else there if turn % 2 else back:
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                self._flush_l2()
+                for _ in range(lead.flushes):
+                    self._flush.zero_()
                 start.record()
                 launches[i]()
                 end.record()
-                if len(events[i]) < count and not start.query():
+                clean = not start.query()
+                lead.saw(clean)
+                if clean and turn > 0 and len(events[i]) < count:
                     events[i].append((start, end))
             if all(len(own) == count for own in events):
                 break
+        else:
+            raise FlashtuneError(
+                f"The host cannot queue a launch in the time of {lead.flushes} cache flushes.",
+                "Stop what else is running on this machine and run the same command again.",
+            )
         clock = self._sm_clock_mhz()
         torch.cuda.synchronize()
         taken = (tuple(start.elapsed_time(end) for start, end in own) for own in events)
         return tuple(taken), clock
 
-    def _flush_l2(self) -> None:
-        for _ in range(self._flushes):
-            self._flush.zero_()
+
+class Lead:
+    """How many buffers are zeroed before each launch, so that the GPU stays behind the host.
+
+    One where the host is fast. Each launch that the GPU waited for doubles them, and many in a row
+    that it did not wait for halve them again: a host that was busy for a moment, with compiling
+    say, must not make all later launches slow.
+    """
+
+    def __init__(self) -> None:
+        self.flushes = 1
+        self._clean = 0  # launches in a row
+
+    def saw(self, clean: bool) -> None:
+        """The last launch was queued in time, or was not."""
+        if not clean:
+            self.flushes, self._clean = min(2 * self.flushes, _MOST_FLUSHES), 0
+            return
+        self._clean += 1
+        if self._clean == _CALM:
+            self.flushes, self._clean = max(1, self.flushes // 2), 0
 
 
 def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:
