@@ -235,12 +235,14 @@ class _Sweep:
         def hopeful(plan: ProblemPlan, config: Config) -> bool:
             return runs[plan.problem].hope.left(config)
 
-        # Again, because hope may come back: what was given up at its turn may win after all once
-        # later looks have said how far off the model is. Each pass looks at its first config.
+        # Again, because hope may come back: what was given up may win after all once later looks
+        # have said how far off the model is. Each pass looks at its first config at least.
         while worth_it := [(p, config) for (_, config), p in left.items() if hopeful(p, config)]:
             for plan, config, compiled in self._compile(worth_it, hopeful):
-                del left[plan.problem, config]
-                if not self._refused(plan, compiled):
+                if self._refused(plan, compiled):
+                    del left[plan.problem, config]
+                elif hopeful(plan, config):  # else it was while it compiled, or to another problem
+                    del left[plan.problem, config]
                     row = runs[plan.problem].look(compiled)
                     if row is not None:
                         self.store.add(row)
