@@ -39,6 +39,11 @@ def up(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
+def swizzle_block(row_bytes: int) -> int:
+    """Bytes after which the swizzle of a tile with such rows repeats; such tiles are aligned so."""
+    return 8 * min(128, row_bytes)
+
+
 def place(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
     """The buffers with the offsets that Triton's allocator gives them.
 

@@ -90,13 +90,22 @@ class Report:
         return counts
 
 
-def draw(count: int, seed: int, gpus: Sequence[GpuSpec]) -> list[Case]:
-    """``count`` random cases; the same seed and cards give the same ones.
+def draw(
+    count: int, seed: int, gpus: Sequence[GpuSpec], kernels: Sequence[Kernel] = ()
+) -> list[Case]:
+    """``count`` random cases of ``kernels``, by default the ladder's; the same arguments give the
+    same ones.
 
     One card stands for its compute capability, because nothing else of it matters here.
     """
     if not gpus:
         raise FlashtuneError("no GPU to audit for", "Name one, or all.")
+    kernels = list(kernels or KERNELS.values())
+    if not any(_runs_on(gpu, kernel) for gpu in gpus for kernel in kernels):
+        raise FlashtuneError(
+            f"{', '.join(k.name for k in kernels)} cannot run on {', '.join(g.name for g in gpus)}",
+            "Audit it for a card that it can run on, or for all.",
+        )
     cards = list({gpu.cc: gpu for gpu in gpus}.values())
     rng = random.Random(seed)
     found: list[Case] = []
@@ -104,7 +113,7 @@ def draw(count: int, seed: int, gpus: Sequence[GpuSpec]) -> list[Case]:
         D = rng.choice(COMMON_D) if rng.random() < 0.6 else 8 * rng.randint(1, 32)
         problem = Problem(4, 8, 8, 4096, 4096, D, rng.random() < 0.5, rng.choice(list(DTYPE_NAMES)))
         config = Config(rng.choice(TILES), rng.choice(TILES), rng.choice(WARPS), rng.choice(STAGES))
-        case = Case(rng.choice(list(KERNELS.values())), problem, config, rng.choice(cards))
+        case = Case(rng.choice(kernels), problem, config, rng.choice(cards))
         if rng.random() < UNALIGNED_SHARE:
             which, address = rng.choice(("k", "v", "kv", "qkv")), rng.random() < 0.5
             case = replace(
@@ -116,6 +125,13 @@ def draw(count: int, seed: int, gpus: Sequence[GpuSpec]) -> list[Case]:
     return found
 
 
+def _runs_on(gpu: GpuSpec, kernel: Kernel) -> bool:
+    """Whether the card has what the kernel is written for."""
+    if kernel.takes is not None and kernel.takes.cc != gpu.cc_number:
+        return False
+    return kernel.loads == "pointer" or has_tma(gpu)
+
+
 def _launches(case: Case) -> bool:
     """Whether the kernel would be launched like this at all: TMA needs a card that has it, and
     addresses and strides in multiples of 16 bytes; some kernels are written for one card."""
@@ -123,7 +139,7 @@ def _launches(case: Case) -> bool:
         return False
     if case.kernel.loads == "pointer":
         return True
-    return has_tma(case.gpu) and not (case.odd_address or case.odd_strides)
+    return _runs_on(case.gpu, case.kernel) and not (case.odd_address or case.odd_strides)
 
 
 def audit(

@@ -45,7 +45,7 @@ class Budget:
     wgmma_registers: int  # a thread's, that ptxas insists on for the widest wgmma; 0: none
     blocks_by_shared: int | None
     # For the order alone: blocks_by_shared, or of a kernel whose shared memory is not modelled what
-    # it would be without specialisation. No figure to show to anybody.
+    # it would be without specialisation, or as v9's own. No figure to show to anybody.
     order_blocks_by_shared: int | None
     blocks_by_warps: int
     blocks_by_blocks: int

@@ -2,12 +2,13 @@
 
 A kernel's shared memory is what Triton's allocator makes of its buffers, so this lists the same
 buffers in the order in which the compiled loop creates and drops them, and places them by the same
-rules. Sources, in Triton's tree: lib/Analysis/Allocation.cpp (live ranges, places, alignment),
-AccelerateMatmul.cpp (which tensor instructions, where warps go), Pipeliner/AssignLatencies.cpp and
-LowerLoops.cpp (which loads are copied ahead, how many tiles), lib/Analysis/Utility.cpp (scratch of
-a row reduction), Tools/GenericSwizzling.cpp (scratch of a layout conversion). The order of events
-in the loops was read off modules that Triton 3.6 to 3.9 had lowered; ``flashtune audit budget``
-compares the result with any installed Triton.
+rules. v9_ping_pong says itself what it keeps: ping_pong.py. Sources, in Triton's tree:
+lib/Analysis/Allocation.cpp (live ranges, places, alignment), AccelerateMatmul.cpp (which tensor
+instructions, where warps go), Pipeliner/AssignLatencies.cpp and LowerLoops.cpp (which loads are
+copied ahead, how many tiles), lib/Analysis/Utility.cpp (scratch of a row reduction),
+Tools/GenericSwizzling.cpp (scratch of a layout conversion). The order of events in the loops was
+read off modules that Triton 3.6 to 3.9 had lowered; ``flashtune audit budget`` compares the result
+with any installed Triton.
 
 Two small buffers are left out: what turns O and L round for their store. They live when all the
 others are gone and are no larger than the Q tile was, so they never decide.
@@ -19,8 +20,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashtune import descriptors
-from flashtune.allocator import PLAIN_ALIGNMENT, SCRATCH_ALIGNMENT, Buffer, place, total, up
+from flashtune import descriptors, ping_pong
+from flashtune.allocator import (
+    PLAIN_ALIGNMENT,
+    SCRATCH_ALIGNMENT,
+    Buffer,
+    place,
+    swizzle_block,
+    total,
+    up,
+)
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel
 from flashtune.records import Config, Problem
@@ -181,7 +190,7 @@ def _plan(
         p_with_rows=e == 4,
         q_in_registers=kernel.key_loops == 2 and q_tile * D < WARP * warps,
         loops=kernel.key_loops,
-        alignment=PLAIN_ALIGNMENT if mma is Instructions.MMA else _swizzle_block(D * e),
+        alignment=PLAIN_ALIGNMENT if mma is Instructions.MMA else swizzle_block(D * e),
         two_groups=q_tile if two_groups else 0,
         move=16 * WARP * warps if two_groups else 0,  # 16 bytes a thread
     )
@@ -197,14 +206,9 @@ def _through_descriptors(plan: Plan, problem: Problem, config: Config) -> Plan:
         descriptors=True,
         k_tiles=k_tiles if plan.stages >= 2 else 0,
         v_tiles=v_tiles if plan.stages >= 2 else 0,
-        alignment=_swizzle_block(problem.padded_D * e),
-        turned_alignment=_swizzle_block(config.k_tile * e) if turned else 0,
+        alignment=swizzle_block(problem.padded_D * e),
+        turned_alignment=swizzle_block(config.k_tile * e) if turned else 0,
     )
-
-
-def _swizzle_block(row_bytes: int) -> int:
-    """Bytes after which the swizzle of a tile with such rows repeats."""
-    return 8 * min(128, row_bytes)
 
 
 def _row_scratch(q_tile: int, k_tile: int, warps: int, triton: tuple[int, int]) -> int:
@@ -320,8 +324,19 @@ def buffers(
     that base address and strides are multiples of 16 bytes, as in every fresh torch tensor;
     ``aligned_q`` says it of Q or O, which hardly ever matters.
     """
+    if kernel.gluon:
+        return _ping_pong(problem, config, gpu, kernel)
     plan = _plan(problem, config, gpu, kernel, triton, aligned_q, aligned_k, aligned_v)
     return None if plan is None else place(_buffers(plan))
+
+
+def _ping_pong(
+    problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel
+) -> tuple[Buffer, ...] | None:
+    misfit = kernel.misfit(problem, config, gpu.cc_number) is not None
+    if misfit or not kernel.shared_modelled or not ping_pong.is_modelled(problem):
+        return None
+    return _placed_ping_pong(problem, config)
 
 
 def _buffers(plan: Plan) -> list[Buffer]:
@@ -342,6 +357,9 @@ def shared_bytes(
     *, aligned_q: bool = True, aligned_k: bool = True, aligned_v: bool = True,
 ) -> int | None:  # fmt: skip
     """Shared memory a block, in bytes; None: not modelled, the compiler has to be asked."""
+    if kernel.gluon:
+        placed = _ping_pong(problem, config, gpu, kernel)
+        return None if placed is None else total(placed)
     plan = _plan(problem, config, gpu, kernel, triton, aligned_q, aligned_k, aligned_v)
     if plan is None:
         return None
@@ -399,6 +417,11 @@ def _placed_bytes(plan: Plan) -> int:
     return total(place(_buffers(plan)))
 
 
+@lru_cache(maxsize=512)
+def _placed_ping_pong(problem: Problem, config: Config) -> tuple[Buffer, ...]:
+    return place(ping_pong.buffers(problem, config))
+
+
 def terms(
     problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel, triton: tuple[int, int],
     *, aligned_q: bool = True, aligned_k: bool = True, aligned_v: bool = True,
@@ -421,7 +444,14 @@ def terms(
     found = [Term(name, size, why, counted=True) for (name, why), size in live.items()]
     gaps = total(placed) - sum(b.bytes for b in fullest)
     if gaps:
-        found.append(Term("alignment", gaps, "tiles start at whole swizzle blocks", counted=True))
+        found.append(
+            Term(
+                "alignment",
+                gaps,
+                "tiles start at whole swizzle blocks, others at multiples of 4 to 128",
+                counted=True,
+            )
+        )
     counted = {b.name for b in fullest}
     others = {b.name: b for b in placed if b.name not in counted}
     found += [Term(b.name, b.bytes, b.why, counted=False) for b in others.values()]

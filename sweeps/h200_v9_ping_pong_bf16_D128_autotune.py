@@ -37,7 +37,8 @@
 # No single winner on [9]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.5%.
 # No single winner on [11]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.4%.
 # No single winner on [12]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.5%.
-# Has a config that fits: bf16 at D=128.
+# Has a config that fits: bf16 at D=64, fp16 at D=64, bf16 at D=128, fp16 at D=128.
+# Has NO config that fits: fp32 at D=64, fp32 at D=128.
 #
 # Use, above the kernel's @triton.jit:
 #     @triton.autotune(configs=AUTOTUNE_CONFIGS, key=AUTOTUNE_KEY)

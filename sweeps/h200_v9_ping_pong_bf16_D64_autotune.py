@@ -32,7 +32,8 @@
 # apart, within 0.5%.
 # No single winner on [12]: 64x64x4x2:maxnreg=80, 64x64x4x3:maxnreg=80 cannot be told
 # apart, within 0.5%.
-# Has a config that fits: bf16 at D=64.
+# Has a config that fits: bf16 at D=64, fp16 at D=64, bf16 at D=128, fp16 at D=128.
+# Has NO config that fits: fp32 at D=64, fp32 at D=128.
 #
 # Use, above the kernel's @triton.jit:
 #     @triton.autotune(configs=AUTOTUNE_CONFIGS, key=AUTOTUNE_KEY)

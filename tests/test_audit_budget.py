@@ -6,22 +6,34 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine
 from conftest import stop_compile_pool, subprocess_env
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from flashtune.audit_budget import Case, _asked, audit, case_arguments, draw, is_aligned
+from flashtune.audit_budget import (
+    Case,
+    _asked,
+    audit,
+    case_arguments,
+    draw,
+    is_aligned,
+    predicted,
+)
 from flashtune.cli.options import triton_version
 from flashtune.gpu import find_gpu, known_gpus
 from flashtune.kernels import KERNELS, Kernel, find_kernel
-from flashtune.records import Problem, Status
+from flashtune.records import Config, Problem, Status
 from flashtune.space import parse_config
 
 ADA = find_gpu("rtx-4070-super")
 HOPPER, BLACKWELL = find_gpu("h200"), find_gpu("b200")
 V0, V7 = KERNELS["v0_baseline"], KERNELS["v7_descriptor"]
+V9 = KERNELS["v9_ping_pong"]
 
 
 @pytest.fixture
@@ -32,6 +44,10 @@ def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine
 def case(D: int = 64, odd_address: str = "", odd_strides: str = "") -> Case:
     problem = Problem(4, 8, 8, 4096, 4096, D, False, "bf16")
     return Case(V0, problem, parse_config("16x16x1x1"), ADA, odd_address, odd_strides)
+
+
+def asked_of_v9(config: str, D: int) -> Case:
+    return Case(V9, Problem(4, 8, 8, 4096, 4096, D, False, "bf16"), parse_config(config), HOPPER)
 
 
 def test_the_same_seed_draws_the_same_sample_and_another_does_not() -> None:
@@ -107,6 +123,70 @@ def test_descriptors_are_exact_on_a_fresh_sample() -> None:
     assert [
         (str(f.case), f.predicted, f.compiled) for f in report.findings if f.kind != "exact"
     ] == []
+
+
+def test_the_sample_may_be_of_one_kernel(cli: CommandLine) -> None:
+    drawn = draw(300, 1, list(known_gpus().values()), [V9])
+    assert {c.kernel.name for c in drawn} == {V9.name}
+    assert {c.gpu.cc for c in drawn} == {"9.0"}
+    assert {c.config.q_tile for c in drawn} == {64, 128, 256}
+    assert {c.config.k_tile for c in drawn} == {16, 32, 64, 128, 256}
+    assert {c.config.num_stages for c in drawn} == set(range(1, 8))
+    assert {c.problem.dtype for c in drawn} == {"bf16", "fp16"}
+
+    asked = ("audit", "budget", "--kernel", "v9_ping_pong", "--samples", "12")
+    done = cli.run(*asked, "--json")
+    assert done.returncode == 0, (done.stdout, done.stderr[-2000:])
+    report = json.loads(done.stdout)
+    assert (report["exact"], report["not_modelled"], report["refused"]) == (12, 0, []), report
+    elsewhere = cli.run(*asked, "--gpu", "b200")
+    assert elsewhere.returncode == 2
+    assert "v9_ping_pong cannot run on b200" in elsewhere.stderr
+
+
+lengths = st.sampled_from([1, 100, 4096, 2**23])  # the last makes offsets 64-bit at a large D
+ping_pong_cases = st.builds(
+    lambda heads, n, n_k, D, causal, dtype, config: Case(
+        V9, Problem(*heads, n, n_k, D, causal, dtype), config, HOPPER
+    ),
+    st.sampled_from([(1, 1, 1), (4, 8, 8), (1, 8, 2)]), lengths, lengths.filter(lambda n: n > 1),
+    st.integers(1, 32).map(lambda n: 8 * n) | st.sampled_from([16, 32, 64, 128, 256]),
+    st.booleans(), st.sampled_from(["bf16", "fp16"]),
+    st.builds(
+        Config,
+        st.sampled_from([64, 128, 256]), st.sampled_from([16, 32, 64, 128, 256]), st.just(4),
+        st.integers(1, 10), st.sampled_from([None, 80, 168]),
+    ),
+)  # fmt: skip
+
+
+def test_ping_pong_is_exact_over_all_that_it_takes() -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(ping_pong_cases)
+    @example(asked_of_v9("64x16x4x9", 8))  # more barriers than a descriptor takes
+    @example(asked_of_v9("128x16x4x1", 16))
+    @example(asked_of_v9("256x256x4x5", 256))
+    def check(asked: Case) -> None:
+        (finding,) = audit([asked], triton_version(), 1).findings
+        assert (finding.kind, finding.predicted) == ("exact", finding.compiled), finding
+
+    try:
+        check()
+    finally:
+        stop_compile_pool()
+
+
+def test_with_one_key_ping_pong_takes_less_and_the_budget_says_nothing() -> None:
+    for causal in (False, True):
+        several = asked_of_v9("128x64x4x2", 64)
+        one = replace(several, problem=replace(several.problem, N_k=1, causal=causal))
+        try:
+            ((_, compiled),) = _asked([one], 1)
+        finally:
+            stop_compile_pool()
+        known = predicted(several, triton_version())
+        assert compiled.shared is not None and known is not None and compiled.shared < known
+        assert predicted(one, triton_version()) is None
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ ROOMS = {
     "allocator": Room(),
     "tensor_cores": Room("gpu records"),
     "descriptors": Room("gpu tensor_cores"),
-    "shared": Room("allocator descriptors gpu kernels records tensor_cores"),
+    "ping_pong": Room("allocator descriptors records"),
+    "shared": Room("allocator descriptors gpu kernels ping_pong records tensor_cores"),
     "registers": Room("kernels records tensor_cores"),
     "ladder": Room("records"),
     "tuned": Room("config_files errors records results space"),
@@ -129,7 +130,8 @@ CLI_ROOM = Room(EVERYTHING, third="typer")  # every other module of cli/
 # Loaded by --help, budget or --dry-run: nothing slow at their top.
 LIGHT = [
     "__init__", "records", "results", "errors", "config_files", "driver", "gpu", "versions",
-    "provenance", "space", "tensor_cores", "allocator", "descriptors", "shared", "registers",
+    "provenance", "space", "tensor_cores", "allocator", "descriptors", "ping_pong", "shared",
+    "registers",
     "budget", "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
     "kernels", "kernels.launch", "compiler", "sweep",
     "parquet", "store", "export", "shapes", "roofline",

@@ -238,7 +238,7 @@ def test_descriptors_are_swept_for_a_card_with_tma_and_for_no_other(cli: Command
 def test_a_kernel_that_triton_cannot_interpret_is_compiled_and_the_notes_say_so(
     cli: CommandLine,
 ) -> None:
-    write_space(cli.folder, "64x64x4x2 64x64x8x2 32x64x4x2")
+    write_space(cli.folder, "64x64x4x2 64x64x8x2 32x64x4x2 128x256x4x8")
     command = ("sweep", "--kernel", "v9_ping_pong", "--space", "small.toml", "--N", "128", "-q")
     done = cli.run(*command, "--gpu", "h200")
     assert done.returncode == 0, done.stderr
@@ -248,10 +248,11 @@ def test_a_kernel_that_triton_cannot_interpret_is_compiled_and_the_notes_say_so(
         assert f"arithmetic not checked in {dtype}, full: {why}" in file.notes
     rows = {str(row.config): row for row in file.rows}
     assert rows["64x64x4x2"].status is Status.COMPILED, rows["64x64x4x2"].reason
-    assert rows["64x64x4x2"].shared and rows["64x64x4x2"].shared_predicted is None
+    assert rows["64x64x4x2"].shared == rows["64x64x4x2"].shared_predicted == 41_164
     for config, why in (
         ("64x64x8x2", "cannot: v9_ping_pong takes 4 warps"),
         ("32x64x4x2", "cannot: v9_ping_pong takes query tiles of 64, 128, 256 rows"),
+        ("128x256x4x8", "cannot: needs 541,"),
     ):
         assert rows[config].status is Status.PRUNED and str(rows[config].reason).startswith(why)
 

@@ -212,6 +212,9 @@ def budget(
     samples: Samples = 200,
     seed: Seed = None,
     gpu: Targets = "all",
+    kernel: Annotated[
+        str, typer.Option("--kernel", help="all, a name, or your own FILE.py.")
+    ] = "all",
     jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -225,13 +228,17 @@ def budget(
       flashtune audit budget
 
       flashtune audit budget --samples 2000 --gpu h200 --seed 1
+
+      flashtune audit budget --kernel v9_ping_pong --gpu h200
     """
     from flashtune.audit_budget import audit, draw
     from flashtune.cli.audit_tables import print_budget_audit
     from flashtune.cli.render import counting, write_json
+    from flashtune.kernels import find_kernel
 
+    kernels = () if kernel == "all" else (find_kernel(kernel),)
     found, cards, chosen, n_jobs = _sampling(samples, seed, gpu, jobs)
-    cases = draw(samples, chosen, cards)
+    cases = draw(samples, chosen, cards, kernels)
     with counting("compiling", len(cases)) as done:
         report = audit(cases, triton_version(), n_jobs, done)
     if as_json:

@@ -149,7 +149,6 @@ KERNELS = {
             key_loops=2,
             skips_causal_tiles=True,
             loads="descriptor",
-            shared_modelled=False,
             warpgroups=4,
             rows_a_warpgroup=64,
             takes=_HOPPER,
@@ -167,8 +166,9 @@ def find_kernel(name: str) -> Kernel:
     A user's file defines ``flash_fwd_kernel`` with the ladder's parameters and says which kernel of
     the ladder it was made from (``BASED_ON = "v6_heads_first"``): its grid and its buffers are
     taken to be that one's. With a parameter WARP_SPECIALIZE it has that axis, and its buffers are
-    the compiler's to say. Raises FlashtuneError for an unknown name, a step of the ladder that is
-    another's body with other configs, or a file that lacks either.
+    the compiler's to say; so are those of a file in Gluon, whose source allocates them. Raises
+    FlashtuneError for an unknown name, a step of the ladder that is another's body with other
+    configs, or a file that lacks either.
     """
     if name in KERNELS:
         return KERNELS[name]
@@ -253,7 +253,7 @@ def _kernel_from_file(path: Path) -> Kernel:
         path=path.resolve(),
         summary=f"{path}, made from {base.name}",
         axes=axes,
-        shared_modelled=base.shared_modelled and not axes,
+        shared_modelled=base.shared_modelled and not axes and not base.gluon,
         warpgroups=max(base.warpgroups, 2 if "warp_specialize" in axes else 0),
         specialises=not (isinstance(left_open, ast.Constant) and left_open.value is False),
     )
