@@ -44,6 +44,7 @@ class Kernel:
     rows_a_warpgroup: int | None = None  # of Q; None: all compute, those of 64 rows twice the same
     takes: Takes | None = None  # None: what the budget allows
     gluon: bool = False  # written in Gluon, for which Triton has no interpreter
+    built_on: tuple[str, ...] = ()  # other kernels' files, whose functions it calls
     unreliable: bool = False  # some Triton miscompiles it silently: never launched unchecked
     specialises: bool = True  # where its axis warp_specialize is left open
 
@@ -153,6 +154,21 @@ KERNELS = {
             rows_a_warpgroup=64,
             takes=_HOPPER,
             gluon=True,
+        ),
+        Kernel(
+            "v10_persistent",
+            _HERE / "v10_persistent.py",
+            "v9 with programs that stay for one query tile after another (Hopper)",
+            heads_first=True,
+            key_loops=2,
+            skips_causal_tiles=True,
+            loads="descriptor",
+            shared_modelled=False,
+            warpgroups=4,
+            rows_a_warpgroup=64,
+            takes=_HOPPER,
+            gluon=True,
+            built_on=("v9_ping_pong.py",),
         ),
     )
 }
@@ -264,6 +280,7 @@ def kernel_hash(kernel: Kernel) -> str:
     import hashlib
 
     shared = ["tiles.py", "launch.py", *(["tma.py"] if kernel.loads == "descriptor" else [])]
+    shared += kernel.built_on
     digest = hashlib.sha256()
     for path in (kernel.path, *(_HERE / name for name in shared)):
         digest.update(path.read_bytes())
