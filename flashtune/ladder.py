@@ -100,6 +100,12 @@ _STEPS = (
         "v9_ping_pong",
         Tuned("v9_ping_pong"),
     ),
+    Step(
+        "v10_persistent",
+        "programs stay for one query tile after another: loading runs on beside the last stores",
+        "v10_persistent",
+        Tuned("v10_persistent"),
+    ),
 )
 
 LADDER = {step.name: step for step in _STEPS}

@@ -44,7 +44,7 @@ V0, V6 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"]
 FULL = Problem(4, 8, 8, 4096, 4096, 64, False, "bf16")
 CAUSAL = replace(FULL, causal=True)
 CONFIG = Config(64, 32, 4, 3)
-FOR_HOPPER = ("v8_warp_specialised", "v9_ping_pong")
+FOR_HOPPER = ("v8_warp_specialised", "v9_ping_pong", "v10_persistent")
 
 
 # -- arithmetic

@@ -43,10 +43,12 @@ def test_the_steps_stand_in_the_articles_order() -> None:
     assert list(LADDER) == [
         "v0_baseline", "v1_tiles", "v2_autotune", "v3_causal_skip", "v4_exp2", "v5_final",
         "v6_heads_first", "v7_descriptor", "v8_warp_specialised", "v9_ping_pong",
+        "v10_persistent",
     ]  # fmt: skip
     assert [step.body for step in LADDER.values()] == [
         "v0_baseline", "v0_baseline", "v0_baseline", "v3_causal_skip", "v4_exp2", "v4_exp2",
         "v6_heads_first", "v7_descriptor", "v8_warp_specialised", "v9_ping_pong",
+        "v10_persistent",
     ]  # fmt: skip
 
 

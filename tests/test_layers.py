@@ -76,6 +76,9 @@ ROOMS = {
     "kernels.v7_descriptor": Room("kernels.tiles kernels.tma", third="triton"),
     "kernels.v8_warp_specialised": Room("kernels.tiles kernels.tma", third="triton"),
     "kernels.v9_ping_pong": Room("kernels.tiles kernels.tma", third="triton"),
+    "kernels.v10_persistent": Room(
+        "kernels.tiles kernels.tma kernels.v9_ping_pong", third="triton", third_inside="torch"
+    ),
     "cubin": Room(),
     "doubts": Room("results"),
     "children": Room(third_inside="joblib"),

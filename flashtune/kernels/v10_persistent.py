@@ -47,6 +47,10 @@ _view = gl.shared_memory_descriptor
 reinterpret = getattr(_view, "reinterpret", None) or _view._reinterpret
 wait_for_threads = getattr(gl, "barrier", None) or gl.thread_barrier
 
+# In the hash of a kernel, Triton counts the constants of another module's functions only if those
+# were hashed before: always, so that a launch finds what was compiled ahead, whatever came first.
+_HASHES = [function.cache_key for function in (fold, phase, row_pointers, slot, softmax)]
+
 
 @gluon.jit
 def seat(turn_around):
