@@ -11,6 +11,9 @@ round of a barrier it belongs to, and whose turn it is. Items go from the longes
 They are dealt out in rounds, to and fro, so that whoever got the longest gets the shortest next.
 
 The launch is v9's. Its grid, heads and query tiles, is taken as the list of items.
+
+It pays where a program gets several items, as at D=128: with one each there is nothing to hide, and
+finding it takes time.
 """
 
 import functools
@@ -337,14 +340,14 @@ class PersistentFunction(GluonJITFunction):
     """A kernel that takes its grid, (heads of all batches, query tiles), for a list of items."""
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        buffers, blocks = layout(kwargs)
-        batch_heads = grid[0]
+        named = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        items = grid(named) if callable(grid) else grid
+        buffers, blocks = layout(named)
+        programs = math.prod(items)
         if not warmup:
-            at_once = blocks * multiprocessors(kwargs["Q_ptr"].device)
-            grid = (min(math.prod(grid), at_once),)
-        return super().run(
-            *args, grid=grid, warmup=warmup, BATCH_HEADS=batch_heads, Q_BUFFERS=buffers, **kwargs
-        )
+            programs = min(programs, blocks * multiprocessors(named["Q_ptr"].device))
+        named |= {"BATCH_HEADS": items[0], "Q_BUFFERS": buffers}
+        return super().run(grid=(programs,), warmup=warmup, **named)
 
 
 @functools.partial(PersistentFunction, do_not_specialize=["H", "BATCH_HEADS"])
