@@ -214,13 +214,12 @@ def gpu_cases() -> list[Case]:
 EDGES = ((1, 1), (1, 300), (300, 1), (64, 64), (65, 64), (64, 65), (500, 60), (60, 500))
 
 
-def ping_pong_cases() -> list[Case]:
-    """The same questions of v9: in 16 bits, with one, two and four warpgroups, and a ring of one,
-    two and three tiles. It is the only kernel whose barriers are its own, so lengths go through
-    every number of key tiles up to two rounds of the ring."""
-    v9 = "v9_ping_pong"
+def ping_pong_cases(kernel: str) -> list[Case]:
+    """The same questions of v9 and v10: in 16 bits, with one, two and four warpgroups, and a ring
+    of one, two and three tiles. They alone have barriers of their own, so lengths go through every
+    number of key tiles up to two rounds of the ring."""
     shapes = [
-        Case(v9, batch, 1, 1, n, n_k, d, causal, dtype, config, layout)
+        Case(kernel, batch, 1, 1, n, n_k, d, causal, dtype, config, layout)
         for (batch, n, n_k, d), causal, dtype in itertools.product(
             ARTICLE_SHAPES, (False, True), ("bf16", "fp16")
         )
@@ -229,7 +228,7 @@ def ping_pong_cases() -> list[Case]:
         )
     ]  # fmt: skip
     dimensions = [
-        Case(v9, 2, 4, 2, 190, 150, d, causal, dtype, config, layout)
+        Case(kernel, 2, 4, 2, 190, 150, d, causal, dtype, config, layout)
         for causal, dtype, config, layout, dims in (
             (True, "bf16", "128x32x4x2", "packed", range(8, 257, 8)),
             (False, "fp16", "64x64x4x1", "guarded", (8, 16, 24, 40, 72, 96, 136, 192, 256)),
@@ -238,7 +237,7 @@ def ping_pong_cases() -> list[Case]:
         for d in dims
     ]
     layouts = [
-        Case(v9, 2, 8, kv_heads, 190, 150, d, causal, "bf16", "128x64x4x3", layout)
+        Case(kernel, 2, 8, kv_heads, 190, 150, d, causal, "bf16", "128x64x4x3", layout)
         for layout in LAYOUTS
         if layout != "odd_rows"  # TMA reads no such rows: they are refused, below
         for d in (40, 64)
@@ -246,20 +245,20 @@ def ping_pong_cases() -> list[Case]:
         for kv_heads in ((8,) if layout == "three_axes" else (8, 2, 1))
     ]
     edges = [
-        Case(v9, 2, 2, 2, n, n_k, 64, causal, "bf16", config)
+        Case(kernel, 2, 2, 2, n, n_k, 64, causal, "bf16", config)
         for n, n_k in EDGES
         for causal in (False, True)
         for config in ("64x16x4x3", "128x64x4x2", "256x32x4x3", "128x128x4x1")
     ]
     tiles = [
-        Case(v9, 1, 2, 1, 257, n_k, 64, causal, "fp16", f"{q_tile}x64x4x{stages}")
+        Case(kernel, 1, 2, 1, 257, n_k, 64, causal, "fp16", f"{q_tile}x64x4x{stages}")
         for q_tile in (64, 128, 256)
         for stages in (1, 2, 3)
         for n_k in (64, 130, 256, 320)
         for causal in (False, True)
     ]
     values = [
-        Case(v9, 2, 2, 2, 190, 150, 64, causal, "bf16", config, values=values)
+        Case(kernel, 2, 2, 2, 190, 150, 64, causal, "bf16", config, values=values)
         for causal in (False, True)
         for config in ("128x64x4x3", "256x64x4x2")
         for values in VALUES[1:]
@@ -294,15 +293,38 @@ def hopper() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("case", ping_pong_cases(), ids=str)
+@pytest.mark.parametrize("case", ping_pong_cases("v9_ping_pong"), ids=str)
 def test_ping_pong_on_a_gpu(case: Case) -> None:
     assert_right_on_the_gpu(case)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("case", ping_pong_cases("v10_persistent"), ids=str)
+def test_persistent_on_a_gpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the card had two multiprocessors, so that each program gets several items."""
+    monkeypatch.setattr(load_kernel(KERNELS[case.kernel]), "multiprocessors", lambda device: 2)
+    assert_right_on_the_gpu(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("config", ["64x64x4x2:maxnreg=80", "128x64x4x2", "128x64x4x3"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("batch", "n"), [(1, 50), (2, 500), (9, 900)])
+def test_persistent_with_as_many_programs_as_fit(
+    config: str, causal: bool, batch: int, n: int
+) -> None:
+    """Fewer items than programs, about as many, and many more."""
+    case = Case("v10_persistent", batch, 16, 4, n, n + 30, 128, causal, "bf16", config)
+    assert_right_on_the_gpu(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kernel_name", ["v9_ping_pong", "v10_persistent"])
 @pytest.mark.parametrize("config", ["64x64x4x2", "128x128x4x2", "256x64x4x3", "128x64x4x1"])
-def test_ping_pong_gives_the_same_bits_each_time(config: str) -> None:
+def test_ping_pong_gives_the_same_bits_each_time(config: str, kernel_name: str) -> None:
     """A warp that did not wait for another would show in some launch."""
     import torch
 
@@ -311,7 +333,7 @@ def test_ping_pong_gives_the_same_bits_each_time(config: str) -> None:
     torch.manual_seed(0)
     q = torch.randn(2, 8, 2000, 64, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 2, 2, 1500, 64, device="cuda", dtype=torch.bfloat16)
-    kernel = KERNELS["v9_ping_pong"]
+    kernel = KERNELS[kernel_name]
     answers = []
     for _ in range(64):
         o, lse = torch.full_like(q, torch.nan), torch.full((2, 8, 2000), torch.nan, device="cuda")
@@ -323,9 +345,10 @@ def test_ping_pong_gives_the_same_bits_each_time(config: str) -> None:
     assert all(torch.equal(o, first_o) and torch.equal(lse, first_lse) for o, lse in others)
 
 
-def test_ping_pong_cases_are_ones_that_it_takes() -> None:
+@pytest.mark.parametrize("kernel", ["v9_ping_pong", "v10_persistent"])
+def test_ping_pong_cases_are_ones_that_it_takes(kernel: str) -> None:
     """And all different: a case that the kernel refuses would be no test of it."""
-    cases = ping_pong_cases()
+    cases = ping_pong_cases(kernel)
     assert len({str(case) for case in cases}) == len(cases)
     for case in cases:
         p = Problem(case.B, case.H, case.H_kv, case.N, case.N_k, case.D, case.causal, case.dtype)
