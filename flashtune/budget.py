@@ -49,11 +49,12 @@ class Budget:
     order_blocks_by_shared: int | None
     blocks_by_warps: int
     blocks_by_blocks: int
-    programs: int
+    programs: int  # or query tiles, where ``persistent``
     programs_axis_1: (
         int  # on grid axis 1: heads of all batches, or query tiles where heads are first
     )
     slots_per_block: int  # SMs: blocks resident on the card = this x blocks per SM
+    persistent: bool  # programs stay for one query tile after another
 
     def blocks_per_sm(self, blocks_by_registers: int | None = None) -> int | None:
         """Resident blocks, with the registers' limit where it is known; None: shared unknown."""
@@ -249,6 +250,7 @@ def assess(
         programs=axis_0 * axis_1,
         programs_axis_1=axis_1,
         slots_per_block=gpu.sms,
+        persistent=kernel.persistent,
     )
 
 

@@ -297,6 +297,18 @@ def test_the_budget_command_says_what_a_kernel_of_one_card_takes(cli: CommandLin
         assert (answer["out"], answer["rule"], answer["reason"]) == ("cannot", "kernel", why)
 
 
+def test_the_budget_command_says_that_programs_stay(cli: CommandLine) -> None:
+    asked = ("--gpu", "h200", "--kernel", "v10_persistent", "--D", "128", "--N", "1024")
+    done = cli.run("budget", "128x128x4x2", *asked, "--compile")
+    assert "256: 132 programs stay for one after another, 1.94 each" in " ".join(
+        done.stdout.split()
+    )
+    assert " waves " not in done.stdout
+    done = cli.run("budget", "64x64x4x2", *asked, "--json")
+    (budget,) = json.loads(done.stdout)["budgets"]
+    assert (budget["verdict"]["out"], budget["verdict"]["rule"]) == ("cannot", "kernel")
+
+
 def test_the_budget_command_says_whom_to_ask(own: Kernel, cli: CommandLine) -> None:
     asked = ("--gpu", "b200", "--kernel", str(own.path))
     one = cli.run("budget", "64x64x4x2", *asked).stdout

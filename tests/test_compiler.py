@@ -333,9 +333,9 @@ def test_a_launch_finds_what_was_compiled(triton_cache: Path) -> None:
 
 def test_so_does_a_launch_of_each_kernel_through_descriptors(triton_cache: Path) -> None:
     kernels = [kernel for kernel in KERNELS.values() if kernel.loads == "descriptor"]
-    compiled = compile_jobs([job("64x32x4x2", 90, kernel=kernel) for kernel in kernels])
+    compiled = compile_jobs([job("128x32x4x2", 90, kernel=kernel) for kernel in kernels])
     assert [c.reason for c in compiled.values() if c.failure] == []
-    request = [[k.name, asdict(PROBLEM), "64x32x4x2", "as it is"] for k in kernels]
+    request = [[k.name, asdict(PROBLEM), "128x32x4x2", "as it is"] for k in kernels]
     done = subprocess.run(
         [sys.executable, str(HERE / "launch_script.py"), "90"], input=json.dumps(request),
         capture_output=True, text=True, env=subprocess_env(),
@@ -349,6 +349,8 @@ SPECIALISED_WARPS = [
     ("v9_ping_pong", "128x128x4x2", False, 128, "bf16", (8, 12), 168),
     ("v9_ping_pong", "256x64x4x3", False, 64, "bf16", (16, 20), 96),
     ("v9_ping_pong", "64x32x4x1", True, 40, "bf16", (4, 8), 255),
+    ("v10_persistent", "128x128x4x2", False, 128, "bf16", (8, 12), 168),
+    ("v10_persistent", "256x64x4x3", False, 64, "bf16", (16, 20), 96),
     ("v8_warp_specialised", "128x128x4x2", False, 128, "bf16", (8, 12), 168),
     ("v8_warp_specialised", "256x64x4x2", True, 64, "bf16", (8, 12), 168),
     # Both warpgroups compute all of its 64 rows: twice the work.

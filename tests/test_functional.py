@@ -22,7 +22,12 @@ from flashtune.records import Problem
 from flashtune.space import parse_config
 from flashtune.tuned import TunedList, Winner
 
-BENCHES = sorted((ROOT / "sweeps").glob("h200_bench_hopper_*.json"))
+# Those with the fastest kernels of each head dimension.
+BENCHES = sorted(
+    path
+    for pattern in ("h200_bench_hopper_bf16_D64*.json", "h200_bench_persistent_*.json")
+    for path in (ROOT / "sweeps").glob(pattern)
+)
 
 
 def tensors(*shape: int, H_kv: int | None = None, **options: Any) -> list[torch.Tensor]:

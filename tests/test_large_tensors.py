@@ -10,7 +10,8 @@ from flashtune.space import parse_config
 pytestmark = pytest.mark.gpu
 
 N_BIG = 1 << 20
-CONFIG = parse_config("64x64x4x3")  # one that every kernel takes
+CONFIG = parse_config("64x64x4x3")  # one that every kernel takes but v10
+CONFIG_OF_V10 = parse_config("128x64x4x3")
 # Not v8: with the Tritons that there are, hardly any config of it can be relied on.
 RELIABLE = [name for name in KERNELS if name != "v8_warp_specialised"]
 
@@ -23,7 +24,8 @@ def launch(kernel: str, q, k, v, causal: bool = False):  # type: ignore[no-untyp
     o = torch.full_like(q, torch.nan)
     lse = torch.full(q.shape[:-1], torch.nan, device="cuda")
     function = load_kernel(KERNELS[kernel]).flash_fwd_kernel
-    forward(KERNELS[kernel], function, q, k, v, o, lse, causal, CONFIG)
+    config = CONFIG_OF_V10 if kernel == "v10_persistent" else CONFIG
+    forward(KERNELS[kernel], function, q, k, v, o, lse, causal, config)
     return o, lse
 
 

@@ -121,7 +121,11 @@ def _occupancy_rows(line: BudgetLine, gpu: GpuSpec) -> list[tuple[str, str]]:
         kb = carve_out_kb(gpu, line.shared, blocks)
         rows.append(("", f"they need {kb} KB of an SM as shared memory, which leaves"
                      f" {gpu.l1_kb - kb} KB of L1"))  # fmt: skip
-    if waves is not None and blocks is not None:
+    if waves is not None and blocks is not None and budget.persistent:
+        stay = f"{budget.slots_per_block * blocks:,} programs stay for one after another"
+        busy = f"in the last round {budget.last_wave_busy(blocks):.0%} of them have one"
+        rows.append(("query tiles", f"{budget.programs:,}: {stay}, {waves:.2f} each; {busy}"))
+    elif waves is not None and blocks is not None:
         programs = f"{budget.programs:,} programs on {budget.slots_per_block} SMs"
         busy = f"the last wave fills {budget.last_wave_busy(blocks):.0%} of its places"
         rows.append(("waves", f"{waves:.2f}: {programs}; {busy}"))

@@ -45,6 +45,7 @@ class Kernel:
     takes: Takes | None = None  # None: what the budget allows
     gluon: bool = False  # written in Gluon, for which Triton has no interpreter
     built_on: tuple[str, ...] = ()  # other kernels' files, whose functions it calls
+    persistent: bool = False  # a program stays for one query tile after another
     unreliable: bool = False  # some Triton miscompiles it silently: never launched unchecked
     specialises: bool = True  # where its axis warp_specialize is left open
 
@@ -166,9 +167,10 @@ KERNELS = {
             shared_modelled=False,
             warpgroups=4,
             rows_a_warpgroup=64,
-            takes=_HOPPER,
+            takes=_HOPPER._replace(q_tiles=(128, 256)),
             gluon=True,
             built_on=("v9_ping_pong.py",),
+            persistent=True,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""v10: v9 with programs that stay: as many as fit on the GPU at once, each doing item after item.
+"""v10: v9 with programs that stay: one on each SM, each doing item after item.
 
 An item is one query tile of one head. v9 does each in a program of its own, which starts, makes two
 descriptors and loads Q and the first K before its first multiply, and stores O after its last. Here
@@ -10,10 +10,8 @@ Tiles of all a program's items are counted on: the count says where in the ring 
 round of a barrier it belongs to, and whose turn it is. Items go from the longest to the shortest.
 They are dealt out in rounds, to and fro, so that whoever got the longest gets the shortest next.
 
-The launch is v9's. Its grid, heads and query tiles, is taken as the list of items.
-
-It pays where a program gets several items, as at D=128: with one each there is nothing to hide, and
-finding it takes time.
+The launch is v9's. Its grid, heads and query tiles, is taken as the list of items. 128 or 256 rows:
+with 64, several of v9's programs share an SM and hide each other's start, and v9 is faster.
 """
 
 import functools
@@ -223,7 +221,7 @@ def consume(group: gl.constexpr, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o
     if BUFFERS == 2:
         start_loading_q(q_buffer(Q_s, 0).index(group), 0, n_mine, group, sizes, Q_ptr, q_strides,
                         D, Q_TILE, STRIDES_OF_8, WIDE)  # fmt: skip
-    if GROUPS > 1 and group == 0:
+    if group == 0:
         mbarrier.arrive(turn.index(0), count=1)
     done = 0  # tiles, of the items before
     for at in range(n_mine):
@@ -248,13 +246,11 @@ def consume(group: gl.constexpr, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o
         # The first tile has nothing before it to add to O.
         k_at = slot(done, 0, STAGES)
         mbarrier.wait(full.index(k_at), phase(done, STAGES))
-        if GROUPS > 1:
-            mbarrier.wait(turn.index(group), (done - 1) & 1, pred=done > 0)
+        mbarrier.wait(turn.index(group), (done - 1) & 1, pred=done > 0)
         S = gl.zeros([ROWS, K_TILE], gl.float32, S_layout)
         K_t = ring.index(k_at).permute((1, 0))
         S = warpgroup_mma(Q_i, K_t, S, use_acc=False, is_async=True)
-        if GROUPS > 1:
-            mbarrier.arrive(turn.index((group + 1) % GROUPS), count=1, pred=done > 0)
+        mbarrier.arrive(turn.index((group + 1) % GROUPS), count=1, pred=done > 0)
         if BUFFERS == 2:
             start_loading_q(q_buffer(Q_s, at + 1).index(group), at + 1, n_mine, group, sizes,
                             Q_ptr, q_strides, D, Q_TILE, STRIDES_OF_8, WIDE)  # fmt: skip
@@ -301,32 +297,16 @@ def consume(group: gl.constexpr, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o
     async_copy.wait_group(0)  # for the zeros of the item beyond the last
 
 
-_GROUP_THREADS = 128
-_REGISTERS = 65536  # of an SM
-_SHARED = 228 * 1024  # bytes of an SM, of which each block takes 1 KB beside its own
 _SHARED_OF_A_BLOCK = 227 * 1024
+_SMALL_BUFFERS = 512  # bytes at most: barriers, and what Triton keeps for the warps
 
 
-def layout(arguments: dict[str, Any]) -> tuple[int, int]:
-    """Buffers for Q in a launch with these arguments, and blocks that an SM then has room for.
-
-    Without a limit to its registers a block takes all of an SM. A second buffer must not cost a
-    block its place.
-    """
-    q_tile, row_bytes = arguments["Q_TILE_SIZE"], 2 * arguments["PADDED_D"]
+def q_buffers(arguments: dict[str, Any]) -> int:
+    """Buffers for Q in a launch with these arguments: two, where a block has room for them."""
+    row_bytes = 2 * arguments["PADDED_D"]
     ring = 2 * arguments["num_stages"] * arguments["K_TILE_SIZE"] * row_bytes
-    limit = arguments.get("maxnreg")
-    threads = _GROUP_THREADS * (q_tile // ROWS.value + 1)
-    by_registers = 1 if limit is None else max(1, _REGISTERS // (threads * limit))
-
-    def blocks(buffers: int) -> int:
-        shared = ring + buffers * q_tile * row_bytes + 512  # barriers, and what workers are told
-        if shared > _SHARED_OF_A_BLOCK:
-            return 0
-        return min(by_registers, _SHARED // (shared + 1024))
-
-    buffers = 2 if blocks(2) >= max(1, blocks(1)) else 1
-    return buffers, max(1, blocks(buffers))
+    two = ring + 2 * arguments["Q_TILE_SIZE"] * row_bytes
+    return 2 if two + _SMALL_BUFFERS <= _SHARED_OF_A_BLOCK else 1
 
 
 @functools.cache
@@ -342,11 +322,10 @@ class PersistentFunction(GluonJITFunction):
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         named = dict(zip(self.arg_names, args, strict=False)) | kwargs
         items = grid(named) if callable(grid) else grid
-        buffers, blocks = layout(named)
         programs = math.prod(items)
         if not warmup:
-            programs = min(programs, blocks * multiprocessors(named["Q_ptr"].device))
-        named |= {"BATCH_HEADS": items[0], "Q_BUFFERS": buffers}
+            programs = min(programs, multiprocessors(named["Q_ptr"].device))
+        named |= {"BATCH_HEADS": items[0], "Q_BUFFERS": q_buffers(named)}
         return super().run(grid=(programs,), warmup=warmup, **named)
 
 
@@ -388,19 +367,14 @@ def flash_fwd_kernel(
     l_strides = (stride_lb, stride_lh)
     qk_scale = scale * 1.4426950408889634  # log2(e)
     # Registers of the workers: the first warpgroup gets what they leave of the SM's.
-    if GROUPS == 1:
-        gl.warp_specialize([
-            (consume, (0, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o_strides, l_strides, qk_scale, D, STRIDES_OF_8, WIDE, is_causal)),
-            (produce, (state, sizes, K_ptr, V_ptr, k_strides, v_strides, D, is_causal)),
-        ], [1], [24])  # fmt: skip
-    elif GROUPS == 2:
+    if GROUPS == 2:
         gl.warp_specialize([
             (consume, (0, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o_strides, l_strides, qk_scale, D, STRIDES_OF_8, WIDE, is_causal)),
             (consume, (1, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o_strides, l_strides, qk_scale, D, STRIDES_OF_8, WIDE, is_causal)),
             (produce, (state, sizes, K_ptr, V_ptr, k_strides, v_strides, D, is_causal)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
-        gl.static_assert(GROUPS == 4, "64, 128 or 256 rows")
+        gl.static_assert(GROUPS == 4, "128 or 256 rows")
         gl.warp_specialize([
             (consume, (0, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o_strides, l_strides, qk_scale, D, STRIDES_OF_8, WIDE, is_causal)),
             (consume, (1, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o_strides, l_strides, qk_scale, D, STRIDES_OF_8, WIDE, is_causal)),

@@ -1,0 +1,47 @@
+"""Configs for triton.autotune, chosen by flashtune."""
+
+# Made for the kernel v10_persistent.
+#
+# GPU: h200, compute capability 9.0, driver 580.159.04
+# Software: torch 2.11.0, Triton 3.6.0
+# Kernel source: fcc95d841d21c8bd
+# Measured: 2026-11-30, by
+#   flashtune sweep --kernel v10_persistent --space ping_pong --both -q --D 128 --N
+#     512,1024,2048,4096,8192
+#   flashtune sweep --kernel v10_persistent --space ping_pong --both -q --D 128 --N
+#     16384 --B 1
+#
+# Shapes, each with its best config (q_tile x k_tile x num_warps x num_stages), that
+# config's time, and the share of that speed the list reaches. Beside each config of the
+# list are its own shares:
+#   [1]   B=1 H=8 N=16384 D=128 full bf16    128x128x4x2  1.704 ms    100.0%
+#   [2]   B=1 H=8 N=16384 D=128 causal bf16  128x128x4x2  0.8196 ms   100.0%
+#   [3]   B=4 H=8 N=512 D=128 full bf16      128x128x4x2  0.01728 ms  100.0%
+#   [4]   B=4 H=8 N=1024 D=128 full bf16     128x128x4x2  0.03755 ms  100.0%
+#   [5]   B=4 H=8 N=1024 D=128 causal bf16   128x128x4x2  0.02976 ms  100.0%
+#   [6]   B=4 H=8 N=2048 D=128 full bf16     128x128x4x2  0.1163 ms   100.0%
+#   [7]   B=4 H=8 N=2048 D=128 causal bf16   128x128x4x2  0.07072 ms  100.0%
+#   [8]   B=4 H=8 N=4096 D=128 full bf16     128x128x4x2  0.4256 ms   100.0%
+#   [9]   B=4 H=8 N=4096 D=128 causal bf16   128x128x4x2  0.2263 ms   100.0%
+#   [10]  B=4 H=8 N=8192 D=128 full bf16     128x128x4x2  1.842 ms    100.0%
+#   [11]  B=4 H=8 N=8192 D=128 causal bf16   128x128x4x2  0.8832 ms   100.0%
+#
+# Worst loss of the list on any shape: 0.0%.
+# No single winner on [1]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.7%.
+# No single winner on [10]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.8%.
+# Has a config that fits: bf16 at D=128.
+#
+# Use, above the kernel's @triton.jit:
+#     @triton.autotune(configs=AUTOTUNE_CONFIGS, key=AUTOTUNE_KEY)
+# Leave Q_TILE_SIZE and K_TILE_SIZE, num_warps and num_stages out of the call, and let
+# the grid be a function of the config that is tried.
+
+import triton
+
+AUTOTUNE_CONFIGS = [
+    # 128x128x4x2
+    # [1]=100.0%  [2]=100.0%  [3]=100.0%  [4]=100.0%  [5]=100.0%  [6]=100.0%  [7]=100.0%
+    # [8]=100.0%  [9]=100.0%  [10]=100.0%  [11]=100.0%
+    triton.Config({"Q_TILE_SIZE": 128, "K_TILE_SIZE": 128}, num_warps=4, num_stages=2),
+]
+AUTOTUNE_KEY = ["N_QUERIES", "N_KEYS", "D", "is_causal"]
