@@ -212,7 +212,7 @@ def _sweep(
     scores = []
     for i, replay in enumerate(replays):
         before = tracks[i].seconds
-        finalists, _ = looks[i].finalists()
+        finalists = looks[i].finalists()
         result = race.final(tracks[i], finalists, rng)
         seconds += tracks[i].seconds - before
         scores.append(_score(replay, result, tracks[i], compiled_counts[i], looked[i]))

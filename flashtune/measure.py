@@ -144,8 +144,7 @@ class ProblemRun:
     def decide(self, run_id: str, rng: random.Random) -> Decided:
         """Run the final among those that are left, and give every config that has none its row."""
         rows: list[Row] = []
-        finalists, late = self._looks.finalists()
-        rows += [self._screened(c, self._looked[c]) for c in late if c in self._looked]
+        finalists = self._finalists(rows)
         sdpa = tuple(self._gpu.sdpa(self.problem)) if finalists else ()
         for config in list(finalists):
             checked = self._gpu.repeat(self.problem, config)
@@ -176,6 +175,22 @@ class ProblemRun:
             for failure in self._track.unexplained
         )
         return Decided(tuple(rows), verdict, sdpa, notes)
+
+    def _finalists(self, rows: list[Row]) -> list[Config]:
+        """Who goes on after a second look where it needs one; rows of the others are added."""
+        finalists: list[Config] | None = None
+        while finalists is None:
+            try:
+                finalists = self._looks.finalists()
+            except Lost as lost:
+                culprit = self._track.running
+                assert culprit is not None
+                self._looks.drop(culprit)
+                if culprit in self._looked:
+                    rows.append(self._failed(culprit, lost.failure))
+        late = [config for config in self._looks.late if config in self._looked]
+        rows += [self._screened(config, self._looked[config]) for config in late]
+        return finalists
 
     def time(self, compiled: Compiled, earlier: Mapping[str, Row]) -> Row:
         """Check ``compiled`` and time it by itself, as an exhaustive sweep does. ``earlier`` rows

@@ -5,6 +5,7 @@ recorded samples. Two stages:
 
     look    each config once, a few launches, with the best so far launched beside it. Out
             (``screened``) when its fastest launch is still ``LOOK_FACTOR`` times the best's median.
+            Who was kept beside a slower one gets a second look, beside the best of all.
     final   the rest in interleaved rounds of growing length. Differences are taken within a round,
             so that what changes between rounds (clocks, temperature) is in none of them. Equal
             when behind the leader by no more than ``EQUAL`` with ``CONFIDENCE``; out when slower
@@ -106,6 +107,7 @@ class Looks:
         self._track = track
         self._kept: dict[Config, float] = {}  # median ms over the first best's
         self.best: Config | None = None
+        self.late: list[Config] = []  # out after a second look
 
     def take(self, config: Config) -> Look:
         """Look at ``config``; it may become the new best."""
@@ -125,17 +127,22 @@ class Looks:
         """``config`` won an earlier race: the others have to beat it."""
         self._kept[config], self.best = 1.0, config
 
-    def finalists(self) -> tuple[list[Config], list[Config]]:
-        """Who goes on, the fastest look first, and who is out after all: kept while the best was
-        slower, and now over ``LOOK_FACTOR`` behind it with the same margin again for noise."""
-        order = sorted(self._kept, key=lambda config: self._kept[config])
-        if not order:
-            return [], []
-        limit = LOOK_FACTOR**2 * self._kept[order[0]]
-        return (
-            [c for c in order if self._kept[c] <= limit],
-            [c for c in order if self._kept[c] > limit],
-        )
+    def drop(self, config: Config) -> None:
+        """``config`` failed."""
+        self._kept.pop(config, None)
+
+    def finalists(self) -> list[Config]:
+        """Who goes on. Where who was kept seems to be over ``LOOK_FACTOR`` behind the best now,
+        another look decides: what is known of it is a product of ratios, each of which made the
+        luckier one the best, and so too large."""
+        for config in sorted(self._kept, key=lambda c: -self._kept[c]):
+            best = self.best
+            if best is None or self._kept[config] <= LOOK_FACTOR * self._kept[best]:
+                break
+            if self.take(config).screened:
+                self.drop(config)
+                self.late.append(config)
+        return sorted(self._kept, key=lambda config: self._kept[config])
 
 
 def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:

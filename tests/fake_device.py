@@ -60,6 +60,10 @@ class FakeWorker:
         if what == "once" and not (self.folder / "once").exists():
             (self.folder / "once").touch()
             os.abort()
+        if what == "later":  # the second time
+            if (self.folder / "later").exists():
+                os.abort()
+            (self.folder / "later").touch()
         if what == "flaky" and not (self.folder / "flaky").exists():
             (self.folder / "flaky").touch()
             from flashtune.worker import AnswersDiffer

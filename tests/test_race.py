@@ -70,6 +70,27 @@ def raced(ms: Sequence[float], noise: float, seed: int, drift: float = 0.0) -> F
     return final(NoisyTrack(times, noise, seed, drift), list(times), random.Random(seed))
 
 
+def test_lucky_looks_do_not_add_up_against_the_best() -> None:
+    """Each new best is the luckier one of two. Were the product of their ratios believed, the best,
+    which is looked at first, would be out long before a hundred that are 1.5% slower."""
+    times = {config(0): 0.985} | {config(n): 1.0 for n in range(1, 100)}
+    for noise in (0.04, 0.01):
+        for seed in range(20):
+            looks = Looks(NoisyTrack(times, noise, seed))
+            for one in times:
+                looks.take(one)
+            assert looks.finalists().count(config(0)) == 1 and not looks.late
+
+
+def test_who_was_kept_beside_a_slower_one_is_looked_at_again() -> None:
+    times = {config(0): 1.25, config(1): 1.2, config(2): 1.05, config(3): 1.0}
+    looks = Looks(NoisyTrack(times, 0.01, 3))
+    assert not any(looks.take(one).screened for one in list(times)[:2])
+    assert not any(looks.take(one).screened for one in list(times)[2:])
+    assert looks.finalists() == [config(3), config(2)]
+    assert sorted(looks.late) == [config(0), config(1)]
+
+
 @pytest.mark.parametrize("noise", [0.04, 0.003])
 def test_two_copies_are_equal_and_two_percent_is_slower(noise: float) -> None:
     """In at least 95 of 100 trials each, with the noise of a 13 us and of a 0.3 ms kernel."""
@@ -146,9 +167,8 @@ def test_a_look_lets_go_what_is_clearly_slower_only() -> None:
     assert out == {config(0): False, config(1): False, config(2): True, config(3): False,
                    config(4): False}  # fmt: skip
     assert looks.best == config(3)
-    finalists, late = looks.finalists()
-    assert finalists == [config(3), config(4)]  # the first two led only while nothing better ran
-    assert set(late) == {config(0), config(1)}
+    assert looks.finalists() == [config(3), config(4)]
+    assert set(looks.late) == {config(0), config(1)}  # they led only while nothing better ran
 
 
 def test_a_near_equal_that_spills_less_is_chosen() -> None:

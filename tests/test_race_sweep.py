@@ -27,7 +27,7 @@ from flashtune.gpu import find_gpu
 from flashtune.gpu_process import GpuProcess
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.plan import plan_problem
-from flashtune.records import Problem, Status
+from flashtune.records import Config, Problem, Status
 from flashtune.results import Conditions, RaceVerdict, Row, Tie
 from flashtune.shortlist import write_list
 from flashtune.space import parse_config
@@ -154,6 +154,33 @@ def test_the_same_machine_code_runs_once(tmp_path: Path, fault: str) -> None:
     assert len(asked) == 1
 
 
+def compiled_in_this_order(configs: Sequence[Config], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As it may go: all compile at the same time, and end like this. How many did, each time."""
+    real, passes = sweep_module.compile_all, []
+
+    def compile_all(jobs: Sequence[CompileJob], *args: Any, **named: Any) -> Iterator[Any]:
+        done = sorted(real(jobs, *args, **named), key=lambda d: configs.index(d[0].config))
+        passes.append(len(done))
+        yield from done
+
+    monkeypatch.setattr(sweep_module, "compile_all", compile_all)
+    return passes
+
+
+@pytest.mark.parametrize("fault", ["", "later@look"])
+def test_who_was_kept_beside_a_slower_one_gets_a_second_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The first is 15% slower than it was, and leads until the second comes."""
+    slow, *others = SPACE[:4]
+    compiled_in_this_order([parse_config(text) for text in (slow, *others)], monkeypatch)
+    faults(tmp_path, **{f"{slow} factor": "1.15", slow: fault})
+    rows = by_config(sweep(tmp_path, space=(slow, *others)))
+    assert rows[slow].status is (Status.CRASHED if fault else Status.SCREENED)
+    assert {rows[name].status for name in others} == {Status.TIMED}
+    assert calls(tmp_path)[f"look {slow}"] == 2
+
+
 def test_hope_that_comes_back_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After two looks that are 3% apart from the model the slowest two are given up, although they
     are compiled; then one takes a fifth of what was predicted, so that the model says little."""
@@ -166,16 +193,7 @@ def test_hope_that_comes_back_is_followed(tmp_path: Path, monkeypatch: pytest.Mo
     factors[plan.tried[2]] *= 1.03
     factors[plan.tried[1]] *= 0.2
     faults(tmp_path, **{f"{config} factor": str(value) for config, value in factors.items()})
-    passes: list[int] = []
-
-    def compile_all(jobs: Sequence[CompileJob], *args: Any, **named: Any) -> Iterator[Any]:
-        """As it may go: all compile at the same time, and end in another order."""
-        done = sorted(real(jobs, *args, **named), key=lambda d: in_this_order.index(d[0].config))
-        passes.append(len(done))
-        yield from done
-
-    real = sweep_module.compile_all
-    monkeypatch.setattr(sweep_module, "compile_all", compile_all)
+    passes = compiled_in_this_order(in_this_order, monkeypatch)
     rows = by_config(sweep(tmp_path))
     assert passes == [6, 2]
     assert rows[str(plan.tried[1])].status is Status.TIMED
