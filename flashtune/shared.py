@@ -2,7 +2,7 @@
 
 A kernel's shared memory is what Triton's allocator makes of its buffers, so this lists the same
 buffers in the order in which the compiled loop creates and drops them, and places them by the same
-rules. v9_ping_pong says itself what it keeps: ping_pong.py. Sources, in Triton's tree:
+rules. v9 and v10 say themselves what they keep: ping_pong.py. Sources, in Triton's tree:
 lib/Analysis/Allocation.cpp (live ranges, places, alignment), AccelerateMatmul.cpp (which tensor
 instructions, where warps go), Pipeliner/AssignLatencies.cpp and LowerLoops.cpp (which loads are
 copied ahead, how many tiles), lib/Analysis/Utility.cpp (scratch of a row reduction),
@@ -333,10 +333,10 @@ def buffers(
 def _ping_pong(
     problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel
 ) -> tuple[Buffer, ...] | None:
-    misfit = kernel.misfit(problem, config, gpu.cc_number) is not None
-    if misfit or not kernel.shared_modelled or not ping_pong.is_modelled(problem):
+    modelled = kernel.shared_modelled and ping_pong.is_modelled(problem, kernel.persistent)
+    if not modelled or kernel.misfit(problem, config, gpu.cc_number) is not None:
         return None
-    return _placed_ping_pong(problem, config)
+    return _placed_ping_pong(problem, config, kernel.persistent)
 
 
 def _buffers(plan: Plan) -> list[Buffer]:
@@ -418,8 +418,8 @@ def _placed_bytes(plan: Plan) -> int:
 
 
 @lru_cache(maxsize=512)
-def _placed_ping_pong(problem: Problem, config: Config) -> tuple[Buffer, ...]:
-    return place(ping_pong.buffers(problem, config))
+def _placed_ping_pong(problem: Problem, config: Config, persistent: bool) -> tuple[Buffer, ...]:
+    return place(ping_pong.buffers(problem, config, persistent))
 
 
 def terms(

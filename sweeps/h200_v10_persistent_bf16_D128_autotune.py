@@ -29,7 +29,8 @@
 # Worst loss of the list on any shape: 0.0%.
 # No single winner on [1]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.7%.
 # No single winner on [10]: 128x128x4x2, 128x128x4x3 cannot be told apart, within 0.8%.
-# Has a config that fits: bf16 at D=128.
+# Has a config that fits: bf16 at D=64, fp16 at D=64, bf16 at D=128, fp16 at D=128.
+# Has NO config that fits: fp32 at D=64, fp32 at D=128.
 #
 # Use, above the kernel's @triton.jit:
 #     @triton.autotune(configs=AUTOTUNE_CONFIGS, key=AUTOTUNE_KEY)

@@ -144,31 +144,50 @@ def test_the_sample_may_be_of_one_kernel(cli: CommandLine) -> None:
     assert "v9_ping_pong cannot run on b200" in elsewhere.stderr
 
 
-lengths = st.sampled_from([1, 100, 4096, 2**23])  # the last makes offsets 64-bit at a large D
-ping_pong_cases = st.builds(
-    lambda heads, n, n_k, D, causal, dtype, config: Case(
-        V9, Problem(*heads, n, n_k, D, causal, dtype), config, HOPPER
-    ),
-    st.sampled_from([(1, 1, 1), (4, 8, 8), (1, 8, 2)]), lengths, lengths.filter(lambda n: n > 1),
-    st.integers(1, 32).map(lambda n: 8 * n) | st.sampled_from([16, 32, 64, 128, 256]),
-    st.booleans(), st.sampled_from(["bf16", "fp16"]),
-    st.builds(
-        Config,
-        st.sampled_from([64, 128, 256]), st.sampled_from([16, 32, 64, 128, 256]), st.just(4),
-        st.integers(1, 10), st.sampled_from([None, 80, 168]),
-    ),
-)  # fmt: skip
+def ping_pong_cases(kernel: Kernel, *lengths: int) -> st.SearchStrategy[Case]:
+    """Of all that v9 or v10 takes; queries of all ``lengths``, more than one key."""
+    assert kernel.takes is not None
+    return st.builds(
+        lambda heads, n, n_k, D, causal, dtype, config: Case(
+            kernel, Problem(*heads, n, n_k, D, causal, dtype), config, HOPPER
+        ),
+        st.sampled_from([(1, 1, 1), (4, 8, 8), (1, 8, 2)]),
+        st.sampled_from(lengths), st.sampled_from(lengths).filter(lambda n: n > 1),
+        st.integers(1, 32).map(lambda n: 8 * n) | st.sampled_from([16, 32, 64, 128, 256]),
+        st.booleans(), st.sampled_from(["bf16", "fp16"]),
+        st.builds(
+            Config,
+            st.sampled_from(kernel.takes.q_tiles), st.sampled_from([16, 32, 64, 128, 256]),
+            st.just(4), st.integers(1, 10), st.sampled_from([None, 80, 168]),
+        ),
+    )  # fmt: skip
+
+
+def assert_exact(asked: Case) -> None:
+    (finding,) = audit([asked], triton_version(), 1).findings
+    assert (finding.kind, finding.predicted) == ("exact", finding.compiled), finding
 
 
 def test_ping_pong_is_exact_over_all_that_it_takes() -> None:
     @settings(max_examples=25, deadline=None)
-    @given(ping_pong_cases)
+    @given(ping_pong_cases(V9, 1, 100, 4096, 2**23))  # the last: 64-bit offsets at a large D
     @example(asked_of_v9("64x16x4x9", 8))  # more barriers than a descriptor takes
     @example(asked_of_v9("128x16x4x1", 16))
     @example(asked_of_v9("256x256x4x5", 256))
     def check(asked: Case) -> None:
-        (finding,) = audit([asked], triton_version(), 1).findings
-        assert (finding.kind, finding.predicted) == ("exact", finding.compiled), finding
+        assert_exact(asked)
+
+    try:
+        check()
+    finally:
+        stop_compile_pool()
+
+
+def test_persistent_programs_are_exact_over_all_that_they_take() -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(ping_pong_cases(KERNELS["v10_persistent"], 2, 100, 4096))
+    def check(asked: Case) -> None:
+        assert_exact(asked)
 
     try:
         check()
@@ -202,7 +221,7 @@ def test_a_launch_that_tma_would_get_wrong_is_refused(
     kernel: Kernel, odd: dict[str, str], said: str
 ) -> None:
     """By the call that a launch makes, too: it fails before it compiles anything."""
-    asked = Case(kernel, case().problem, parse_config("64x64x4x1"), HOPPER, **odd)
+    asked = Case(kernel, case().problem, parse_config("128x64x4x1"), HOPPER, **odd)
     try:
         ((_, compiled),) = _asked([asked], 1)
         (finding,) = audit([asked], triton_version(), 1).findings

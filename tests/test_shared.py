@@ -21,7 +21,7 @@ from flashtune.shared import buffers, shared_bytes, terms
 from flashtune.space import parse_config
 
 V0, V6, V7 = KERNELS["v0_baseline"], KERNELS["v6_heads_first"], KERNELS["v7_descriptor"]
-V9 = KERNELS["v9_ping_pong"]
+V9, V10 = KERNELS["v9_ping_pong"], KERNELS["v10_persistent"]
 ADA, HOPPER, BLACKWELL = find_gpu("rtx-4070-super"), find_gpu("h200"), find_gpu("b200")
 TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
@@ -122,6 +122,19 @@ def test_v9_is_left_to_the_compiler_where_its_warps_are_given_who_knows_what() -
     assert bytes_of("128x64x4x2", dataclasses.replace(problem(), N=1), HOPPER, V9) == 49_416
 
 
+def test_v10_keeps_two_q_tiles_where_there_is_room() -> None:
+    parts = sum_of("128x128x4x2", problem(128), HOPPER, V10)
+    assert parts["Q tile"] == 2 * 128 * 256 and parts["K ring"] == 2 * 128 * 256
+    assert sum_of("128x128x4x3", problem(128), HOPPER, V10)["Q tile"] == 128 * 256
+
+
+def test_v10_is_left_to_the_compiler_where_its_warps_are_given_who_knows_what() -> None:
+    """A length of 1 is no argument, and a stride beyond 32 bits a larger one."""
+    for other in ({"N": 1}, {"N_k": 1}, {"N": 2**24}):
+        asked = dataclasses.replace(problem(128), **other)
+        assert bytes_of("128x64x4x2", asked, HOPPER, V10) is None
+
+
 def test_v9_is_not_modelled_where_it_refuses_to_run() -> None:
     for gpu, config, dtype in (
         (BLACKWELL, "128x64x4x2", "bf16"),
@@ -217,6 +230,10 @@ RECORDED = [
     (V9, "h200", "64x16x4x8", 16, "bf16", (True, True), (3, 9), 10_636),
     (V9, "h200", "64x16x4x9", 16, "bf16", (True, True), (3, 9), 11_788),
     (V9, "h200", "64x32x4x10", 16, "bf16", (True, True), (3, 6), 23_052),
+    (V10, "h200", "128x128x4x2", 128, "bf16", (True, True), (3, 6), 196_904),
+    (V10, "h200", "128x128x4x3", 128, "bf16", (True, True), (3, 9), 229_704),  # no second Q tile
+    (V10, "h200", "256x64x4x3", 64, "bf16", (True, True), (3, 9), 115_040),
+    (V10, "h200", "128x32x4x1", 40, "bf16", (True, True), (3, 6), 41_224),
 ]
 
 

@@ -164,7 +164,6 @@ KERNELS = {
             key_loops=2,
             skips_causal_tiles=True,
             loads="descriptor",
-            shared_modelled=False,
             warpgroups=4,
             rows_a_warpgroup=64,
             takes=_HOPPER._replace(q_tiles=(128, 256)),
