@@ -181,7 +181,8 @@ def _sweep(
     replays: Sequence[_Replay], jobs: int, rng: random.Random
 ) -> tuple[list[SearchScore], float, float]:
     """Race all shapes of one file as ``sweep`` does: compiles come in the model's order, looks as
-    soon as their binary is there, finals when nothing compiles any more."""
+    soon as their binary is there, finals when nothing compiles any more. Nothing is given up while
+    it compiles: here each look is known before the next compile starts."""
     tracks = [ReplayTrack(r.timed, rng) for r in replays]
     looks = [race.Looks(track) for track in tracks]
     hopes = [Hope(r.plan.predicted_ms) for r in replays]
@@ -191,14 +192,16 @@ def _sweep(
     gpu_free = START_S + OPEN_S * len(replays)  # the GPU process starts beside the compile workers
     order = _compile_order(replays)
     left = {(i, config) for config, of_mask in order for i in of_mask}
+    ready: dict[tuple[bool, Config], float] = {}  # when each binary is there
     while any(hopes[i].left(config) for i, config in left):  # again where hope came back
         for config, of_mask in order:
             wanted = [i for i in of_mask if (i, config) in left and hopes[i].left(config)]
             left -= {(i, config) for i in wanted}
             if not wanted:
                 continue
-            row = replays[wanted[0]].rows[config]
-            ready = pool.run(_compile_s(row))
+            binary = replays[wanted[0]].plan.problem.causal, config
+            if binary not in ready:
+                ready[binary] = pool.run(_compile_s(replays[wanted[0]].rows[config]))
             for i in wanted:
                 compiled_counts[i] += 1
                 if replays[i].rows[config].status is not Status.TIMED:
@@ -207,7 +210,7 @@ def _sweep(
                 look = looks[i].take(config)
                 looked[i] += 1
                 hopes[i].saw(config, middle(look.samples_ms))
-                gpu_free = max(gpu_free, ready) + tracks[i].seconds - before
+                gpu_free = max(gpu_free, ready[binary]) + tracks[i].seconds - before
     seconds = max(gpu_free, pool.end)
     scores = []
     for i, replay in enumerate(replays):

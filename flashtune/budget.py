@@ -246,7 +246,8 @@ def assess(
         blocks_by_shared=None if shared is None else blocks_by_shared(gpu, shared),
         order_blocks_by_shared=None if likely is None else blocks_by_shared(gpu, likely),
         blocks_by_warps=gpu.warps_per_sm // block_warps,
-        blocks_by_blocks=gpu.blocks_per_sm,
+        # A persistent kernel starts as many programs as there are SMs.
+        blocks_by_blocks=1 if kernel.persistent else gpu.blocks_per_sm,
         programs=axis_0 * axis_1,
         programs_axis_1=axis_1,
         slots_per_block=gpu.sms,

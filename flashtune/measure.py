@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from flashtune import race
 from flashtune.gpu_process import GpuProcess, Lost
@@ -88,12 +89,19 @@ class ProblemRun:
     """One problem's configs on the card."""
 
     def __init__(
-        self, gpu: GpuProcess, plan: ProblemPlan, make_row: MakeRow, standing: RaceVerdict | None
+        self,
+        gpu: GpuProcess,
+        plan: ProblemPlan,
+        make_row: MakeRow,
+        standing: RaceVerdict | None,
+        standing_row: Row | None,
     ) -> None:
-        """``standing`` is the verdict of an earlier race, which new configs have to beat."""
+        """``standing`` is the verdict of an earlier race, which new configs have to beat, and
+        ``standing_row`` the row of what it chose."""
         self.problem = plan.problem
         self.hope = Hope(plan.predicted_ms)
-        self._gpu, self._make_row, self._standing = gpu, make_row, standing
+        self._gpu, self._make_row = gpu, make_row
+        self._standing, self._standing_row = standing, standing_row
         self._track = GpuTrack(gpu, plan.problem)
         self._looks = race.Looks(self._track)
         if standing is not None:
@@ -148,7 +156,7 @@ class ProblemRun:
         sdpa = tuple(self._gpu.sdpa(self.problem)) if finalists else ()
         for config in list(finalists):
             checked = self._gpu.repeat(self.problem, config)
-            if checked.failure is not None and config in self._looked:
+            if checked.failure is not None:
                 finalists.remove(config)
                 rows.append(self._failed(config, checked))
         result = None
@@ -160,8 +168,7 @@ class ProblemRun:
                 culprit = self._track.running
                 assert culprit is not None
                 finalists.remove(culprit)
-                if culprit in self._looked:  # else the winner of an earlier race: its row stays
-                    rows.append(self._failed(culprit, lost.failure))
+                rows.append(self._failed(culprit, lost.failure))
         verdict = None
         if result is not None:
             verdict = self._verdict(result, run_id)
@@ -186,10 +193,9 @@ class ProblemRun:
                 culprit = self._track.running
                 assert culprit is not None
                 self._looks.drop(culprit)
-                if culprit in self._looked:
-                    rows.append(self._failed(culprit, lost.failure))
-        late = [config for config in self._looks.late if config in self._looked]
-        rows += [self._screened(config, self._looked[config]) for config in late]
+                rows.append(self._failed(culprit, lost.failure))
+        late = [look for look in self._looks.late if look.config in self._looked]
+        rows += [self._screened(look.config, look.samples_ms) for look in late]
         return finalists
 
     def time(self, compiled: Compiled, earlier: Mapping[str, Row]) -> Row:
@@ -212,7 +218,14 @@ class ProblemRun:
 
     def _failed(self, config: Config, checked: Checked) -> Row:
         assert checked.failure is not None
-        row = self._make_row(self._compiled[config], checked.failure, checked.reason)
+        if config in self._compiled:
+            row = self._make_row(self._compiled[config], checked.failure, checked.reason)
+        else:  # the winner of an earlier race, which is none any more
+            assert self._standing_row is not None
+            untimed: dict[str, Any] = dict.fromkeys(_CARRIED)
+            row = replace(
+                self._standing_row, status=checked.failure, reason=checked.reason, **untimed
+            )
         self._decided[config] = _with_check(row, checked)
         return self._decided[config]
 

@@ -36,7 +36,7 @@ _CONSUMER = _TILES + _BARRIERS + 6 * _NUMBER + 3 * _POINTER  # beside what the p
 # three strides each of Q, K, V and O, two of L, qk_scale; Q_ptr, K_ptr, V_ptr, O_ptr, L_ptr
 _PERSISTENT = 2 * _TILES + 3 * _BARRIERS + (5 + 12 + 2 + 1) * _NUMBER + 5 * _POINTER
 _ARGUMENTS_ALIGNMENT, _WARPS_ALIGNMENT = 8, 4
-_TWO_Q_TILES = 227 * 1024 - 512  # bytes of v10's tiles at most, for the second to be there
+_TWO_Q_TILES = 226 * 1024  # bytes of v10's tiles at most, for the second to be there
 
 
 def is_modelled(problem: Problem, persistent: bool) -> bool:

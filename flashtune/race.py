@@ -107,7 +107,8 @@ class Looks:
         self._track = track
         self._kept: dict[Config, float] = {}  # median ms over the first best's
         self.best: Config | None = None
-        self.late: list[Config] = []  # out after a second look
+        self.late: list[Look] = []  # second looks that put somebody out
+        self._twice: set[Config] = set()
 
     def take(self, config: Config) -> Look:
         """Look at ``config``; it may become the new best."""
@@ -139,9 +140,13 @@ class Looks:
             best = self.best
             if best is None or self._kept[config] <= LOOK_FACTOR * self._kept[best]:
                 break
-            if self.take(config).screened:
+            if config in self._twice:
+                continue
+            self._twice.add(config)
+            look = self.take(config)
+            if look.screened:
                 self.drop(config)
-                self.late.append(config)
+                self.late.append(look)
         return sorted(self._kept, key=lambda config: self._kept[config])
 
 

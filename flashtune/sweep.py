@@ -147,6 +147,8 @@ class _Sweep:
         self.store = store
         self.run_id = run_id
         self.emit = emit
+        # Of each binary, and of what has no row yet: given up while it compiled.
+        self.compile_s: dict[tuple[tuple[object, ...], Config], float] = {}
 
     def write_predicted(self) -> None:
         """Rows for what is not tried. They never replace a row that cost something to get."""
@@ -175,22 +177,22 @@ class _Sweep:
         todo = self._todo()
         if not todo:
             return
-        from flashtune.measure import ProblemRun  # what it needs is slow to load
-
         for text in quiet_card(self.request.others):
             self._say(text)
         plans = {plan.problem: plan for plan, _ in todo}
         gpu.prepare(plans)
-        runs = {
-            problem: ProblemRun(
-                gpu, plan, partial(self._row_of, plan), self.store.verdict_for(problem)
-            )
-            for problem, plan in plans.items()
-        }
+        runs = {problem: self._problem_run(gpu, plan) for problem, plan in plans.items()}
         if self.request.exhaustive:
             self._time_all(gpu, runs, todo)
         else:
             self._race(runs, todo)
+
+    def _problem_run(self, gpu: GpuProcess, plan: ProblemPlan) -> ProblemRun:
+        from flashtune.measure import ProblemRun  # what it needs is slow to load
+
+        standing = self.store.verdict_for(plan.problem)
+        row = None if standing is None else self.store.get(plan.problem, standing.chosen)
+        return ProblemRun(gpu, plan, partial(self._row_of, plan), standing, row)
 
     def _time_all(
         self,
@@ -311,7 +313,7 @@ class _Sweep:
         sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
-        known_seconds = {
+        self.compile_s |= {
             (specialisation(row.problem), row.config): row.compile_s
             for row in self.store.rows()
             if row.compile_s is not None
@@ -334,9 +336,11 @@ class _Sweep:
         cpus = cpus_beside_launches() if self.request.gpu_process is not None else None
         for job, compiled in compile_all(list(jobs), n_jobs, wanted=still_wanted, cpus=cpus):
             key, plans = jobs[job]
-            if compiled.failure is None and compiled.seconds is None:
+            if compiled.seconds is not None:
+                self.compile_s[key] = compiled.seconds
+            elif compiled.failure is None:
                 # The binary was in the cache; an earlier part of this sweep may know its time.
-                compiled = replace(compiled, seconds=known_seconds.get(key))
+                compiled = replace(compiled, seconds=self.compile_s.get(key))
             self.emit(Advanced())
             for plan in plans:
                 yield plan, job.config, compiled

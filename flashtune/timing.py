@@ -133,7 +133,8 @@ class Timer:
                 break
         else:
             raise FlashtuneError(
-                f"The host cannot queue a launch in the time of {lead.flushes} cache flushes.",
+                f"The host is too slow: of {_PATIENCE} launches for each sample that was asked for,"
+                " too few were queued before the GPU was ready for them.",
                 "Stop what else is running on this machine and run the same command again.",
             )
         clock = self._sm_clock_mhz()

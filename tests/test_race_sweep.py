@@ -185,6 +185,8 @@ def test_hope_that_comes_back_is_followed(tmp_path: Path, monkeypatch: pytest.Mo
     """After two looks that are 3% apart from the model the slowest two are given up, although they
     are compiled; then one takes a fifth of what was predicted, so that the model says little."""
     monkeypatch.setattr(hope, "FEWEST", 2)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "empty"))
+    stop_compile_pool()  # its workers have the other cache
     configs = [parse_config(text) for text in SPACE]
     plan = plan_problem(FULL, configs, H200, V6, (3, 9), exhaustive=False, top=None)
     in_this_order = [plan.tried[place] for place in (0, 2, 4, 5, 1, 3)]
@@ -200,6 +202,9 @@ def test_hope_that_comes_back_is_followed(tmp_path: Path, monkeypatch: pytest.Mo
     for config in plan.tried[4:]:
         row = rows[str(config)]
         assert row.status is Status.SCREENED and row.samples_ms
+    # What compiled for nothing once is in the cache the second time; its seconds are not lost.
+    assert all(row.compile_s for row in rows.values())
+    stop_compile_pool()
 
 
 def test_the_same_command_again_launches_nothing(tmp_path: Path) -> None:
@@ -220,6 +225,21 @@ def test_new_configs_are_timed_and_old_ones_are_not(tmp_path: Path) -> None:
     assert rows["128x64x8x4"].status is Status.TIMED
     (verdict,) = result.file.verdicts
     assert "128x64x8x4" in {str(verdict.leader), *(str(t.config) for t in verdict.ties)}
+
+
+@pytest.mark.parametrize("fault", ["flaky", "abort@round"])
+def test_an_earlier_winner_that_fails_now_wins_no_more(tmp_path: Path, fault: str) -> None:
+    (before,) = sweep(tmp_path, space=SPACE[1:3]).file.verdicts
+    winner = str(before.chosen)
+    faults(tmp_path, **{winner: fault})
+    result = sweep(tmp_path, space=SPACE)
+    row = by_config(result)[winner]
+    assert row.status is (Status.WRONG if fault == "flaky" else Status.CRASHED)
+    assert row.reason and row.ms is None and row.samples_ms is None
+    (verdict,) = result.file.verdicts
+    named = {str(verdict.chosen), str(verdict.leader), *(str(t.config) for t in verdict.ties)}
+    assert winner not in named
+    assert read(result.path).rows == result.file.rows
 
 
 @pytest.mark.parametrize(

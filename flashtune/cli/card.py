@@ -122,9 +122,10 @@ def _occupancy_rows(line: BudgetLine, gpu: GpuSpec) -> list[tuple[str, str]]:
         rows.append(("", f"they need {kb} KB of an SM as shared memory, which leaves"
                      f" {gpu.l1_kb - kb} KB of L1"))  # fmt: skip
     if waves is not None and blocks is not None and budget.persistent:
-        stay = f"{budget.slots_per_block * blocks:,} programs stay for one after another"
-        busy = f"in the last round {budget.last_wave_busy(blocks):.0%} of them have one"
-        rows.append(("query tiles", f"{budget.programs:,}: {stay}, {waves:.2f} each; {busy}"))
+        staying = min(budget.programs, budget.slots_per_block)
+        stay = f"{staying:,} programs stay for one after another, {max(waves, 1.0):.2f} each"
+        busy = f"in the last round {budget.last_wave_busy(1):.0%} of the SMs have one"
+        rows.append(("query tiles", f"{budget.programs:,}: {stay}; {busy}"))
     elif waves is not None and blocks is not None:
         programs = f"{budget.programs:,} programs on {budget.slots_per_block} SMs"
         busy = f"the last wave fills {budget.last_wave_busy(blocks):.0%} of its places"

@@ -298,7 +298,7 @@ def consume(group: gl.constexpr, state, sizes, Q_ptr, O_ptr, L_ptr, q_strides, o
 
 
 _SHARED_OF_A_BLOCK = 227 * 1024
-_SMALL_BUFFERS = 512  # bytes at most: barriers, and what Triton keeps for the warps
+_SMALL_BUFFERS = 1024  # bytes at most: barriers, and what Triton keeps for the warps
 
 
 def q_buffers(arguments: dict[str, Any]) -> int:
