@@ -137,9 +137,8 @@ def _launches(case: Case) -> bool:
     addresses and strides in multiples of 16 bytes; some kernels are written for one card."""
     if case.kernel.misfit(case.problem, case.config, case.gpu.cc_number) is not None:
         return False
-    if case.kernel.loads == "pointer":
-        return True
-    return _runs_on(case.gpu, case.kernel) and not (case.odd_address or case.odd_strides)
+    odd = case.odd_address or case.odd_strides
+    return _runs_on(case.gpu, case.kernel) and (case.kernel.loads == "pointer" or not odd)
 
 
 def audit(

@@ -17,7 +17,9 @@ Layout conversions and reductions need nothing: a row of S and of O is in the sa
 
 from __future__ import annotations
 
-from flashtune.allocator import SCRATCH_ALIGNMENT, Buffer, swizzle_block
+from functools import lru_cache
+
+from flashtune.allocator import SCRATCH_ALIGNMENT, Buffer, place, swizzle_block
 from flashtune.descriptors import MAP_BYTES
 from flashtune.records import Config, Problem
 
@@ -39,7 +41,14 @@ _ARGUMENTS_ALIGNMENT, _WARPS_ALIGNMENT = 8, 4
 _TWO_Q_TILES = 226 * 1024  # bytes of v10's tiles at most, for the second to be there
 
 
-def is_modelled(problem: Problem, persistent: bool) -> bool:
+@lru_cache(maxsize=512)
+def placed(problem: Problem, config: Config, persistent: bool) -> tuple[Buffer, ...] | None:
+    """The buffers of a config that the kernel takes, placed; None: what its warps are given is not
+    known, and the compiler has to be asked."""
+    return place(_buffers(problem, config, persistent)) if _is_known(problem, persistent) else None
+
+
+def _is_known(problem: Problem, persistent: bool) -> bool:
     """Whether the arguments are known. A length of 1 is a constant to Triton, and what becomes
     constant with it, and is no argument any more, depends on its version. v10 is given all strides,
     of which those beyond 32 bits are larger."""
@@ -49,7 +58,7 @@ def is_modelled(problem: Problem, persistent: bool) -> bool:
     return min(p.N, p.N_k) > 1 and max(p.H * p.N, p.H_kv * p.N_k) * p.D < 2**31
 
 
-def buffers(problem: Problem, config: Config, persistent: bool) -> list[Buffer]:
+def _buffers(problem: Problem, config: Config, persistent: bool) -> list[Buffer]:
     """The buffers, not placed yet, in Triton's order: the source's, then what it adds itself."""
     groups, stages = config.q_tile // _ROWS, config.num_stages
     row_bytes = problem.padded_D * problem.element_bytes

@@ -129,7 +129,7 @@ class Looks:
         self._kept[config], self.best = 1.0, config
 
     def drop(self, config: Config) -> None:
-        """``config`` failed."""
+        """``config`` is out."""
         self._kept.pop(config, None)
 
     def finalists(self) -> list[Config]:

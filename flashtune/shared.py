@@ -333,10 +333,9 @@ def buffers(
 def _ping_pong(
     problem: Problem, config: Config, gpu: GpuSpec, kernel: Kernel
 ) -> tuple[Buffer, ...] | None:
-    modelled = kernel.shared_modelled and ping_pong.is_modelled(problem, kernel.persistent)
-    if not modelled or kernel.misfit(problem, config, gpu.cc_number) is not None:
+    if not kernel.shared_modelled or kernel.misfit(problem, config, gpu.cc_number) is not None:
         return None
-    return _placed_ping_pong(problem, config, kernel.persistent)
+    return ping_pong.placed(problem, config, kernel.persistent)
 
 
 def _buffers(plan: Plan) -> list[Buffer]:
@@ -415,11 +414,6 @@ def _tcgen05_closed(plan: Plan) -> int | None:
 @lru_cache(maxsize=4096)
 def _placed_bytes(plan: Plan) -> int:
     return total(place(_buffers(plan)))
-
-
-@lru_cache(maxsize=512)
-def _placed_ping_pong(problem: Problem, config: Config, persistent: bool) -> tuple[Buffer, ...]:
-    return place(ping_pong.buffers(problem, config, persistent))
 
 
 def terms(

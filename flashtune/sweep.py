@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,8 +147,16 @@ class _Sweep:
         self.store = store
         self.run_id = run_id
         self.emit = emit
-        # Of each binary, and of what has no row yet: given up while it compiled.
-        self.compile_s: dict[tuple[tuple[object, ...], Config], float] = {}
+
+    @cached_property
+    def compile_s(self) -> dict[tuple[tuple[object, ...], Config], float]:
+        """What each binary took to compile: in earlier runs, and in this one, where what was given
+        up while it compiled has no row to keep that."""
+        return {
+            (specialisation(row.problem), row.config): row.compile_s
+            for row in self.store.rows()
+            if row.compile_s is not None
+        }
 
     def write_predicted(self) -> None:
         """Rows for what is not tried. They never replace a row that cost something to get."""
@@ -313,11 +321,6 @@ class _Sweep:
         sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
-        self.compile_s |= {
-            (specialisation(row.problem), row.config): row.compile_s
-            for row in self.store.rows()
-            if row.compile_s is not None
-        }
         cc = self.request.gpu.cc_number
         jobs = {
             CompileJob(self.request.kernel, plans[0].problem, config, cc): (key, plans)
