@@ -20,7 +20,7 @@ from flashtune.space import parse_config
 
 pytestmark = pytest.mark.gpu
 
-ANY = parse_config("64x64x4x2")  # one that every kernel takes
+ANY = parse_config("128x128x4x2")  # one that every kernel takes
 
 
 def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

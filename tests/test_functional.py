@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 import warnings
+from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +22,10 @@ from flashtune.records import Problem
 from flashtune.space import parse_config
 from flashtune.tuned import TunedList, Winner
 
-# Those with the fastest kernels of each head dimension.
+# Those with Hopper's kernels.
 BENCHES = sorted(
     path
-    for pattern in ("h200_bench_hopper_bf16_D64*.json", "h200_bench_persistent_*.json")
+    for pattern in ("h200_bench_hopper_*.json", "h200_bench_persistent_*.json")
     for path in (ROOT / "sweeps").glob(pattern)
 )
 
@@ -105,17 +105,21 @@ def test_what_triton_miscompiles_is_never_chosen(lists: dict[str, TunedList]) ->
     assert chosen() == "v7_descriptor 128x64x8x3"
 
 
-@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
 def test_on_a_recorded_shape_a_kernel_is_chosen_that_the_bench_found_among_the_fastest(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lists of sweeps on different days are compared: one in a hundred is within their noise."""
     monkeypatch.setattr(functional, "_gpu", lambda device: find_gpu("h200"))
-    for shape in json.loads(path.read_text())["shapes"]:
-        rates = {kernel["name"]: kernel["tflops"] for kernel in shape["kernels"]}
-        problem = Problem(**shape["problem"])
+    benched: dict[Problem, list[dict[str, float]]] = defaultdict(list)
+    for path in BENCHES:
+        for shape in json.loads(path.read_text())["shapes"]:
+            rates = {kernel["name"]: kernel["tflops"] for kernel in shape["kernels"]}
+            benched[Problem(**shape["problem"])].append(rates)
+    for problem, benches in benched.items():
         kernel, _ = functional._choice(problem, torch.device("cuda", 0), True)
-        assert rates[kernel.name] >= 0.96 * max(rates.values())
+        with_it = [rates for rates in benches if kernel.name in rates]
+        assert with_it, f"{kernel.name} was not timed on {problem}"
+        assert all(rates[kernel.name] >= 0.96 * max(rates.values()) for rates in with_it), problem
     functional._choice.cache_clear()
 
 
@@ -207,9 +211,9 @@ def test_the_config_is_the_tuned_list_s(launches: list[Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for causal in (False, True):
-            flashtune.attention(*tensors(1, 1, 2048, 64, dtype=torch.bfloat16), causal)
-        flashtune.attention(*tensors(1, 2048, 64, dtype=torch.float16))
-        wide = torch.zeros(1, 2048, 68, dtype=torch.bfloat16)[..., :64]  # rows TMA cannot read
+            flashtune.attention(*tensors(1, 1, 1024, 64, dtype=torch.bfloat16), causal)
+        flashtune.attention(*tensors(1, 1024, 64, dtype=torch.float16))
+        wide = torch.zeros(1, 1024, 68, dtype=torch.bfloat16)[..., :64]  # rows TMA cannot read
         flashtune.attention(wide, wide, wide)
     # v9's, whose list is that of the other 16-bit dtype too, and v6's.
     assert list(map(str, launches)) == [
