@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +19,15 @@ def children_without_ctrl_c() -> Iterator[None]:
     """
     from multiprocessing import resource_tracker
 
-    from joblib.externals.loky.backend import resource_tracker as loky_resource_tracker
-
     if threading.current_thread() is not threading.main_thread():  # no signals for it to handle
         yield
         return
-    # A pool starts these two, and they unblock Ctrl-C as they start: they must have started.
+    # These unblock Ctrl-C as they start, and so must have started.
     resource_tracker.ensure_running()
-    loky_resource_tracker.ensure_running()
+    if "joblib.externals.loky" in sys.modules:  # a pool starts one of its own; slow to load
+        from joblib.externals.loky.backend import resource_tracker as loky_resource_tracker
+
+        loky_resource_tracker.ensure_running()
     arrived: list[int] = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))

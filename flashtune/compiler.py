@@ -10,6 +10,7 @@ be killed with everything it started when it hangs, can crash alone, and keeps t
 from __future__ import annotations
 
 import functools
+import heapq
 import os
 import pickle
 import re
@@ -35,6 +36,8 @@ from flashtune.records import Compiled, Config, Problem, Status
 
 DEFAULT_TIMEOUT_S = 120.0
 _POOL_RESTARTS = 3
+_AHEAD = 4  # jobs under way beyond the workers, so that none waits for the caller to come back
+_ASK_AGAIN_S = 0.05  # whether a caller that was not ready is ready now
 _REHEARSAL = absent_arguments(Problem(1, 1, 1, 16, 16, 16, False, "fp32"))
 
 
@@ -50,6 +53,7 @@ class CompileJob:
 
 
 How = Callable[[CompileJob], Compiled]
+_Placed = tuple[int, CompileJob]  # a job and its place in the order given
 
 
 def default_jobs() -> int:
@@ -87,24 +91,26 @@ def compile_all(
     jobs: Sequence[CompileJob],
     n_jobs: int,
     how: How | None = None,
-    wanted: Callable[[CompileJob], bool] | None = None,
+    wanted: Callable[[CompileJob], bool] = lambda job: True,
+    ready: Callable[[], bool] = lambda: True,
     cpus: frozenset[int] | None = None,
 ) -> Iterator[tuple[CompileJob, Compiled]]:
     """Compile in ``n_jobs`` worker processes, in about the order given; results come as they
-    finish.
+    finish, and of those that have finished the first in that order.
 
     Every job ends in a Compiled, whatever becomes of its compiler, but for those that are not
-    ``wanted`` any more when their turn comes. Workers that die are replaced; a job that was lost
-    with its worker three times is given up with that as its reason. ``how`` does one job in its
-    child, instead of compiling it to the end. The workers run on ``cpus``, by default on all that
-    this process may use.
+    ``wanted`` any more when their turn comes. While the caller is not ``ready`` results wait, and
+    the workers go on. Workers that die are replaced; a job that was lost with its worker three
+    times is given up with that as its reason. ``how`` does one job in its child, instead of
+    compiling it to the end. The workers run on ``cpus``, by default on all that this process may
+    use.
     """
     if not jobs:
         return
     from joblib.externals.loky import get_reusable_executor
 
     executor = None
-    waiting = deque(jobs)
+    waiting = deque(enumerate(jobs))
     scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
@@ -117,13 +123,13 @@ def compile_all(
                 with children_without_ctrl_c():  # the pool starts its workers when it needs them
                     return pool.submit(compile_one, job, scratch, how, cpus)
 
-            lost: list[CompileJob] = []
-            yield from _until_it_breaks(submit, waiting, 2 * n_jobs, wanted, lost)
+            lost: list[_Placed] = []
+            yield from _until_it_breaks(submit, waiting, n_jobs + _AHEAD, wanted, ready, lost)
             # Behind those that never ran: one of the lost ones broke the pool.
             waiting.extend(lost)
             if not waiting:
                 return
-        for job in waiting:
+        for _, job in waiting:
             reason = "the compile worker was killed each time (out of memory?)"
             yield job, Compiled(job.config, failure=Status.CRASHED, reason=reason)
     except BaseException:
@@ -138,40 +144,42 @@ def compile_all(
 
 def _until_it_breaks(
     submit: Callable[[CompileJob], Any],
-    waiting: deque[CompileJob],
+    waiting: deque[_Placed],
     most: int,
-    wanted: Callable[[CompileJob], bool] | None,
-    lost: list[CompileJob],
+    wanted: Callable[[CompileJob], bool],
+    ready: Callable[[], bool],
+    lost: list[_Placed],
 ) -> Iterator[tuple[CompileJob, Compiled]]:
     """Results of ``waiting``, which empties, with at most ``most`` jobs under way; what a broken
     pool took with it goes to ``lost``."""
     from joblib.externals.loky import FIRST_COMPLETED, wait
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
-    running: dict[Any, CompileJob] = {}
+    running: dict[Any, _Placed] = {}
+    finished: list[tuple[int, CompileJob, Compiled]] = []  # a heap; no two have one place
     broken = False
-    while running or (waiting and not broken):
+    while running or finished or (waiting and not broken):
         while waiting and not broken and len(running) < most:
-            job = waiting.popleft()
-            if wanted is not None and not wanted(job):
+            placed = waiting.popleft()
+            if not wanted(placed[1]):
                 continue
             try:
-                running[submit(job)] = job
+                running[submit(placed[1])] = placed
             except BrokenProcessPool:
-                lost.append(job)
+                lost.append(placed)
                 broken = True
-        if not running:
-            continue
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            job = running.pop(future)
+        hand_over = bool(finished) and ready()
+        pause = 0 if hand_over else _ASK_AGAIN_S if finished else None
+        for future in wait(running, pause, FIRST_COMPLETED).done if running else ():
+            place, job = running.pop(future)
             try:
-                result = future.result()
+                heapq.heappush(finished, (place, job, future.result()))
             except BrokenProcessPool:
-                lost.append(job)
+                lost.append((place, job))
                 broken = True
-                continue
-            yield job, result
+        if finished and (hand_over or not running):
+            _, job, compiled = heapq.heappop(finished)
+            yield job, compiled
 
 
 def _kill_what_is_left(scratch: Path) -> None:

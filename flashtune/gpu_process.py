@@ -122,6 +122,12 @@ class GpuProcess:
             self._send("open", (problem,))
             self._opening.append(problem)
 
+    def ready(self) -> bool:
+        """Whether it has started and opened what it was to prepare. Never waits."""
+        while self._opening and self._connection is not None and self._connection.poll():
+            self._take_opened()
+        return not self._opening
+
     def _on(self, problem: Problem, method: str, *arguments: object, more: int = 0) -> Any:
         if self._connection is not None and not self._process.is_alive():
             self._end()  # it died between two calls: no config's doing
@@ -130,22 +136,23 @@ class GpuProcess:
         if problem not in self._open:
             if problem not in self._opening:
                 self.prepare([problem])
-            self._wait_until_open()
+            while self._opening:  # all of them: answers come in order
+                self._take_opened()
         self._send(method, arguments)
         return self._answer(self._launch_s + more * MORE_S)
 
-    def _wait_until_open(self) -> None:
-        while self._opening:  # all of them: answers come in order
-            problem = self._opening[0]
-            try:
-                self._answer(START_S + OPEN_S)
-            except Lost as lost:
-                raise FlashtuneError(
-                    f"{problem}: the GPU process cannot prepare it: {lost.failure.reason}",
-                    "Look at the card with nvidia-smi; what is finished is kept.",
-                ) from lost
-            self._open.add(problem)
-            self._opening.popleft()
+    def _take_opened(self) -> None:
+        """Wait for the next problem that is being opened."""
+        problem = self._opening[0]
+        try:
+            self._answer(START_S + OPEN_S)
+        except Lost as lost:
+            raise FlashtuneError(
+                f"{problem}: the GPU process cannot prepare it: {lost.failure.reason}",
+                "Look at the card with nvidia-smi; what is finished is kept.",
+            ) from lost
+        self._open.add(problem)
+        self._opening.popleft()
 
     def _send(self, method: str, arguments: tuple[object, ...]) -> None:
         assert self._connection is not None

@@ -193,7 +193,7 @@ class _Sweep:
         if self.request.exhaustive:
             self._time_all(gpu, runs, todo)
         else:
-            self._race(runs, todo)
+            self._race(gpu, runs, todo)
 
     def _problem_run(self, gpu: GpuProcess, plan: ProblemPlan) -> ProblemRun:
         from flashtune.measure import ProblemRun  # what it needs is slow to load
@@ -235,7 +235,10 @@ class _Sweep:
                 self.emit(Advanced(_best(same_code.values())))
 
     def _race(
-        self, runs: Mapping[Problem, ProblemRun], todo: Sequence[tuple[ProblemPlan, Config]]
+        self,
+        gpu: GpuProcess,
+        runs: Mapping[Problem, ProblemRun],
+        todo: Sequence[tuple[ProblemPlan, Config]],
     ) -> None:
         """Look at each config as soon as it is compiled; the finals run when nothing compiles."""
         place = _places(todo)
@@ -248,7 +251,7 @@ class _Sweep:
         # Again, because hope may come back: what was given up may win after all once later looks
         # have said how far off the model is. Each pass looks at its first config at least.
         while worth_it := [(p, config) for (_, config), p in left.items() if hopeful(p, config)]:
-            for plan, config, compiled in self._compile(worth_it, hopeful):
+            for plan, config, compiled in self._compile(worth_it, hopeful, gpu.ready):
                 if self._refused(plan, compiled):
                     del left[plan.problem, config]
                 elif hopeful(plan, config):  # else it was while it compiled, or to another problem
@@ -315,9 +318,11 @@ class _Sweep:
         self,
         todo: Sequence[tuple[ProblemPlan, Config]],
         wanted: Callable[[ProblemPlan, Config], bool] = lambda plan, config: True,
+        ready: Callable[[], bool] = lambda: True,
     ) -> Iterable[tuple[ProblemPlan, Config, Compiled]]:
         """Compile each distinct binary once; yields it for every problem that shares it. What no
-        problem has ``wanted`` by the time its turn comes is left out."""
+        problem has ``wanted`` by the time its turn comes is left out; until whoever takes them is
+        ``ready`` they wait."""
         sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
@@ -337,7 +342,9 @@ class _Sweep:
 
         n_jobs = self.request.n_jobs
         cpus = cpus_beside_launches() if self.request.gpu_process is not None else None
-        for job, compiled in compile_all(list(jobs), n_jobs, wanted=still_wanted, cpus=cpus):
+        for job, compiled in compile_all(
+            list(jobs), n_jobs, wanted=still_wanted, ready=ready, cpus=cpus
+        ):
             key, plans = jobs[job]
             if compiled.seconds is not None:
                 self.compile_s[key] = compiled.seconds

@@ -83,6 +83,11 @@ class FakeWorker:
         self.note("open")
         if self.faults.get("open") == "abort":
             os.abort()
+        binaries = int(self.faults.get("open after binaries", 0))
+        deadline = time.monotonic() + 60
+        while len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin"))) < binaries:
+            assert time.monotonic() < deadline, "compiling waits for the GPU process"
+            time.sleep(0.05)
         self.opened.add(problem)
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -257,6 +258,26 @@ def test_workers_leave_a_cpu_to_the_launches(triton_cache: Path) -> None:
     ((_, compiled),) = compile_all(BATCH[:1], 1, _where, cpus=cpus)
     stop_compile_pool()
     assert compiled.reason == str(sorted(cpus))
+
+
+def _leave_a_file(folder: Path, job: CompileJob) -> Compiled:
+    (folder / str(job.config)).touch()
+    return Compiled(job.config)
+
+
+def test_while_the_caller_is_not_ready_the_workers_go_on(
+    triton_cache: Path, tmp_path: Path
+) -> None:
+    jobs = [job(f"16x16x{warps}x{stages}") for warps in (1, 2) for stages in range(1, 9)]
+
+    def all_done() -> bool:
+        return len(list(tmp_path.iterdir())) == len(jobs)
+
+    results = compile_all(jobs, 2, functools.partial(_leave_a_file, tmp_path), ready=all_done)
+    first = next(results)
+    assert all_done()
+    assert [done[0] for done in (first, *results)] == jobs
+    stop_compile_pool()
 
 
 # Every way in which an argument's value changes what Triton compiles, or must not.

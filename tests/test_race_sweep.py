@@ -181,6 +181,19 @@ def test_who_was_kept_beside_a_slower_one_gets_a_second_look(
     assert calls(tmp_path)[f"look {slow}"] == 2
 
 
+def test_compiling_does_not_wait_for_the_gpu_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "empty"))
+    stop_compile_pool()  # its workers have the other cache
+    space = (*SPACE, "64x128x4x3", "128x128x8x3", "128x32x4x3")
+    faults(tmp_path, **{"open after binaries": str(len(space))})
+    rows = by_config(sweep(tmp_path, space=space))
+    stop_compile_pool()
+    assert {name for name, row in rows.items() if row.status is Status.TIMED} >= set(SPACE[:4])
+    assert calls(tmp_path)["open"] == 1
+
+
 def test_hope_that_comes_back_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After two looks that are 3% apart from the model the slowest two are given up, although they
     are compiled; then one takes a fifth of what was predicted, so that the model says little."""

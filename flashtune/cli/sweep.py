@@ -89,12 +89,10 @@ def command(
 
       flashtune sweep --gpu rtx-4090 --D 128 --dry-run
     """
-    from flashtune.cli.render import print_plan, write_json
     from flashtune.driver import other_processes
     from flashtune.gpu import target_gpu
     from flashtune.gpu_process import GpuProcess
     from flashtune.kernels import check_axes, find_kernel
-    from flashtune.plan import TOP_WITHOUT_GPU, plan_problem
     from flashtune.space import load_space
 
     if jobs is not None and jobs < 1:
@@ -108,6 +106,9 @@ def command(
     others = other_processes() if timing else None
     # Before all else: it takes seconds to start, while what follows is loaded and planned.
     gpu_process = GpuProcess(chosen) if timing else None
+    from flashtune.cli.render import print_plan, write_json
+    from flashtune.plan import TOP_WITHOUT_GPU, plan_problem
+
     if top is None and not card.present and not exhaustive:
         top = TOP_WITHOUT_GPU
     version = triton_version()
