@@ -20,7 +20,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -99,18 +98,18 @@ def compile_all(
     finish, and of those that have finished the first in that order.
 
     Every job ends in a Compiled, whatever becomes of its compiler, but for those that are not
-    ``wanted`` any more when their turn comes. While the caller is not ``ready`` results wait, and
-    the workers go on. Workers that die are replaced; a job that was lost with its worker three
-    times is given up with that as its reason. ``how`` does one job in its child, instead of
-    compiling it to the end. The workers run on ``cpus``, by default on all that this process may
-    use.
+    ``wanted``: whenever a worker is free they are asked about again, until nothing is under way.
+    While the caller is not ``ready`` results wait, and the workers go on. Workers that die are
+    replaced; a job that was lost with its worker three times is given up with that as its reason.
+    ``how`` does one job in its child, instead of compiling it to the end. The workers run on
+    ``cpus``, by default on all that this process may use.
     """
     if not jobs:
         return
     from joblib.externals.loky import get_reusable_executor
 
     executor = None
-    waiting = deque(enumerate(jobs))
+    waiting = list(enumerate(jobs))
     scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
@@ -125,11 +124,11 @@ def compile_all(
 
             lost: list[_Placed] = []
             yield from _until_it_breaks(submit, waiting, n_jobs + _AHEAD, wanted, ready, lost)
+            if not lost:
+                return
             # Behind those that never ran: one of the lost ones broke the pool.
             waiting.extend(lost)
-            if not waiting:
-                return
-        for _, job in waiting:
+        for job in (job for _, job in waiting if wanted(job)):
             reason = "the compile worker was killed each time (out of memory?)"
             yield job, Compiled(job.config, failure=Status.CRASHED, reason=reason)
     except BaseException:
@@ -144,30 +143,33 @@ def compile_all(
 
 def _until_it_breaks(
     submit: Callable[[CompileJob], Any],
-    waiting: deque[_Placed],
+    waiting: list[_Placed],
     most: int,
     wanted: Callable[[CompileJob], bool],
     ready: Callable[[], bool],
     lost: list[_Placed],
 ) -> Iterator[tuple[CompileJob, Compiled]]:
-    """Results of ``waiting``, which empties, with at most ``most`` jobs under way; what a broken
-    pool took with it goes to ``lost``."""
+    """Results of ``waiting``, which empties but for what is not ``wanted``, with at most ``most``
+    jobs under way; what a broken pool took with it goes to ``lost``."""
     from joblib.externals.loky import FIRST_COMPLETED, wait
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     running: dict[Any, _Placed] = {}
     finished: list[tuple[int, CompileJob, Compiled]] = []  # a heap; no two have one place
     broken = False
-    while running or finished or (waiting and not broken):
-        while waiting and not broken and len(running) < most:
-            placed = waiting.popleft()
-            if not wanted(placed[1]):
-                continue
+    while True:
+        while not broken and len(running) < most:
+            placed = next((placed for placed in waiting if wanted(placed[1])), None)
+            if placed is None:
+                break
+            waiting.remove(placed)
             try:
                 running[submit(placed[1])] = placed
             except BrokenProcessPool:
                 lost.append(placed)
                 broken = True
+        if not running and not finished:
+            return
         hand_over = bool(finished) and ready()
         pause = 0 if hand_over else _ASK_AGAIN_S if finished else None
         for future in wait(running, pause, FIRST_COMPLETED).done if running else ():

@@ -26,27 +26,27 @@ class Hope:
         self._predicted = predicted_ms
         self._errors: list[float] = []  # log of measured over predicted
         self._best_ms = math.inf
+        self._luck = 0.0  # the least that measured over predicted can be
 
     def saw(self, config: Config, ms: float) -> None:
         """``config`` took ``ms``."""
         self._errors.append(math.log(ms / self._predicted[config]))
         self._best_ms = min(self._best_ms, ms)
+        if len(self._errors) >= FEWEST:
+            self._luck = math.exp(fmean(self._errors) - SIGMAS * stdev(self._errors))
 
     def left(self, config: Config) -> bool:
         """Whether ``config`` may still be the fastest."""
-        return self.shortfall(config) is None
+        return self._predicted[config] * self._luck <= self._best_ms
 
     def shortfall(self, config: Config) -> str | None:
         """Why ``config`` is not worth compiling any more; None where it still may be."""
-        if len(self._errors) < FEWEST:
+        if self.left(config):
             return None
-        lucky = fmean(self._errors) - SIGMAS * stdev(self._errors)
-        at_best = self._predicted[config] * math.exp(lucky)
-        if at_best <= self._best_ms:
-            return None
+        predicted = self._predicted[config]
         return (
-            f"{GIVEN_UP}predicted {self._predicted[config]:.4g} ms; measured times of"
-            f" {len(self._errors)} configs were at least {math.exp(lucky):.2f} times predicted"
-            f" ({SIGMAS:g} standard deviations), so it takes {at_best:.4g} ms or more, and the best"
-            f" took {self._best_ms:.4g}"
+            f"{GIVEN_UP}predicted {predicted:.4g} ms; measured times of {len(self._errors)} configs"
+            f" were at least {self._luck:.2f} times predicted ({SIGMAS:g} standard deviations), so"
+            f" it takes {predicted * self._luck:.4g} ms or more, and the best took"
+            f" {self._best_ms:.4g}"
         )

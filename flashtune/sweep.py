@@ -321,8 +321,7 @@ class _Sweep:
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterable[tuple[ProblemPlan, Config, Compiled]]:
         """Compile each distinct binary once; yields it for every problem that shares it. What no
-        problem has ``wanted`` by the time its turn comes is left out; until whoever takes them is
-        ``ready`` they wait."""
+        problem has ``wanted`` is left out; until whoever takes them is ``ready`` they wait."""
         sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
@@ -334,18 +333,15 @@ class _Sweep:
         }
         self.emit(Started("compiling", len(jobs)))
 
-        def still_wanted(job: CompileJob) -> bool:
-            if any(wanted(plan, job.config) for plan in jobs[job][1]):
-                return True
-            self.emit(Advanced())
-            return False
+        def anybody_wants(job: CompileJob) -> bool:
+            return any(wanted(plan, job.config) for plan in jobs[job][1])
 
         n_jobs = self.request.n_jobs
         cpus = cpus_beside_launches() if self.request.gpu_process is not None else None
         for job, compiled in compile_all(
-            list(jobs), n_jobs, wanted=still_wanted, ready=ready, cpus=cpus
+            list(jobs), n_jobs, wanted=anybody_wants, ready=ready, cpus=cpus
         ):
-            key, plans = jobs[job]
+            key, plans = jobs.pop(job)
             if compiled.seconds is not None:
                 self.compile_s[key] = compiled.seconds
             elif compiled.failure is None:
@@ -354,6 +350,8 @@ class _Sweep:
             self.emit(Advanced())
             for plan in plans:
                 yield plan, job.config, compiled
+        for _ in jobs:  # nobody wants these
+            self.emit(Advanced())
 
     def _interpret(self) -> dict[Problem, str]:
         """Problems for which the interpreter proves the kernel wrong, and how."""

@@ -274,10 +274,23 @@ def test_while_the_caller_is_not_ready_the_workers_go_on(
         return len(list(tmp_path.iterdir())) == len(jobs)
 
     results = compile_all(jobs, 2, functools.partial(_leave_a_file, tmp_path), ready=all_done)
-    first = next(results)
-    assert all_done()
-    assert [done[0] for done in (first, *results)] == jobs
+    first, _ = next(results)
+    assert all_done() and first == jobs[0]
+    assert {done for done, _ in results} == set(jobs[1:])
     stop_compile_pool()
+
+
+def test_who_is_not_wanted_is_asked_about_again(triton_cache: Path, tmp_path: Path) -> None:
+    first, never, later = jobs = [job(f"16x16x1x{stages}") for stages in (1, 2, 3)]
+    wanted = {first}
+    compiled = []
+    leave_a_file = functools.partial(_leave_a_file, tmp_path)
+    for done, _ in compile_all(jobs, 2, leave_a_file, wanted=wanted.__contains__):
+        compiled.append(done)
+        wanted.add(later)
+    stop_compile_pool()
+    assert compiled == [first, later]
+    assert {path.name for path in tmp_path.iterdir()} == {str(first.config), str(later.config)}
 
 
 # Every way in which an argument's value changes what Triton compiles, or must not.
