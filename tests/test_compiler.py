@@ -281,7 +281,8 @@ def test_while_the_caller_is_not_ready_the_workers_go_on(
 
 
 def test_who_is_not_wanted_is_asked_about_again(triton_cache: Path, tmp_path: Path) -> None:
-    first, never, later = jobs = [job(f"16x16x1x{stages}") for stages in (1, 2, 3)]
+    jobs = [job(f"16x16x1x{stages}") for stages in (1, 2, 3)]
+    first, _, later = jobs
     wanted = {first}
     compiled = []
     leave_a_file = functools.partial(_leave_a_file, tmp_path)
