@@ -181,8 +181,9 @@ def _sweep(
     replays: Sequence[_Replay], jobs: int, rng: random.Random
 ) -> tuple[list[SearchScore], float, float]:
     """Race all shapes of one file as ``sweep`` does: compiles come in the model's order, looks as
-    soon as their binary is there, finals when nothing compiles any more. Nothing is given up while
-    it compiles: here each look is known before the next compile starts."""
+    soon as their binary is there, finals when nothing compiles any more. Nothing compiles for
+    nothing: here each look is known before the next compile starts, where a sweep goes on compiling
+    while its GPU process starts and while others compile."""
     tracks = [ReplayTrack(r.timed, rng) for r in replays]
     looks = [race.Looks(track) for track in tracks]
     hopes = [Hope(r.plan.predicted_ms) for r in replays]
@@ -193,24 +194,30 @@ def _sweep(
     order = _compile_order(replays)
     left = {(i, config) for config, of_mask in order for i in of_mask}
     ready: dict[tuple[bool, Config], float] = {}  # when each binary is there
-    while any(hopes[i].left(config) for i, config in left):  # again where hope came back
+
+    def first_wanted() -> tuple[Config, list[int]] | None:
+        """From the start each time: hope may have come back."""
         for config, of_mask in order:
             wanted = [i for i in of_mask if (i, config) in left and hopes[i].left(config)]
-            left -= {(i, config) for i in wanted}
-            if not wanted:
+            if wanted:
+                return config, wanted
+        return None
+
+    while (found := first_wanted()) is not None:
+        config, wanted = found
+        left -= {(i, config) for i in wanted}
+        binary = replays[wanted[0]].plan.problem.causal, config
+        if binary not in ready:
+            ready[binary] = pool.run(_compile_s(replays[wanted[0]].rows[config]))
+        for i in wanted:
+            compiled_counts[i] += 1
+            if replays[i].rows[config].status is not Status.TIMED:
                 continue
-            binary = replays[wanted[0]].plan.problem.causal, config
-            if binary not in ready:
-                ready[binary] = pool.run(_compile_s(replays[wanted[0]].rows[config]))
-            for i in wanted:
-                compiled_counts[i] += 1
-                if replays[i].rows[config].status is not Status.TIMED:
-                    continue
-                before = tracks[i].seconds
-                look = looks[i].take(config)
-                looked[i] += 1
-                hopes[i].saw(config, middle(look.samples_ms))
-                gpu_free = max(gpu_free, ready[binary]) + tracks[i].seconds - before
+            before = tracks[i].seconds
+            look = looks[i].take(config)
+            looked[i] += 1
+            hopes[i].saw(config, middle(look.samples_ms))
+            gpu_free = max(gpu_free, ready[binary]) + tracks[i].seconds - before
     seconds = max(gpu_free, pool.end)
     scores = []
     for i, replay in enumerate(replays):

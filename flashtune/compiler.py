@@ -35,8 +35,8 @@ from flashtune.records import Compiled, Config, Problem, Status
 
 DEFAULT_TIMEOUT_S = 120.0
 _POOL_RESTARTS = 3
-_AHEAD = 4  # jobs under way beyond the workers, so that none waits for the caller to come back
-_ASK_AGAIN_S = 0.05  # whether a caller that was not ready is ready now
+_AHEAD = 4  # jobs under way beyond the workers: enough while the caller looks at a result
+_ASK_AGAIN_S = 0.05  # until a caller that was not ready is asked again
 _REHEARSAL = absent_arguments(Problem(1, 1, 1, 16, 16, 16, False, "fp32"))
 
 
@@ -53,6 +53,7 @@ class CompileJob:
 
 How = Callable[[CompileJob], Compiled]
 _Placed = tuple[int, CompileJob]  # a job and its place in the order given
+_Finished = tuple[int, CompileJob, Compiled]
 
 
 def default_jobs() -> int:
@@ -98,9 +99,10 @@ def compile_all(
     finish, and of those that have finished the first in that order.
 
     Every job ends in a Compiled, whatever becomes of its compiler, but for those that are not
-    ``wanted``: whenever a worker is free they are asked about again, until nothing is under way.
-    While the caller is not ``ready`` results wait, and the workers go on. Workers that die are
-    replaced; a job that was lost with its worker three times is given up with that as its reason.
+    ``wanted``: these are asked about again until nothing is under way and no result waits. While
+    the caller is not ``ready`` results wait, unless nothing else is under way, and the workers go
+    on. Workers that die are replaced; what is left when that happens for the fourth time is given
+    up with that as its reason.
     ``how`` does one job in its child, instead of compiling it to the end. The workers run on
     ``cpus``, by default on all that this process may use.
     """
@@ -110,6 +112,7 @@ def compile_all(
 
     executor = None
     waiting = list(enumerate(jobs))
+    finished: list[_Finished] = []  # a heap; no two have one place
     scratch = Path(tempfile.mkdtemp(prefix="flashtune-"))
     try:
         for attempt in range(_POOL_RESTARTS + 1):
@@ -123,11 +126,15 @@ def compile_all(
                     return pool.submit(compile_one, job, scratch, how, cpus)
 
             lost: list[_Placed] = []
-            yield from _until_it_breaks(submit, waiting, n_jobs + _AHEAD, wanted, ready, lost)
+            yield from _until_it_breaks(
+                submit, waiting, n_jobs + _AHEAD, wanted, ready, finished, lost
+            )
             if not lost:
                 return
             # Behind those that never ran: one of the lost ones broke the pool.
             waiting.extend(lost)
+        for _, job, compiled in sorted(finished, key=lambda done: done[0]):
+            yield job, compiled
         for job in (job for _, job in waiting if wanted(job)):
             reason = "the compile worker was killed each time (out of memory?)"
             yield job, Compiled(job.config, failure=Status.CRASHED, reason=reason)
@@ -147,15 +154,16 @@ def _until_it_breaks(
     most: int,
     wanted: Callable[[CompileJob], bool],
     ready: Callable[[], bool],
+    finished: list[_Finished],
     lost: list[_Placed],
 ) -> Iterator[tuple[CompileJob, Compiled]]:
     """Results of ``waiting``, which empties but for what is not ``wanted``, with at most ``most``
-    jobs under way; what a broken pool took with it goes to ``lost``."""
+    jobs under way; what a broken pool took with it goes to ``lost``, and what nobody was ready for
+    stays in ``finished``."""
     from joblib.externals.loky import FIRST_COMPLETED, wait
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     running: dict[Any, _Placed] = {}
-    finished: list[tuple[int, CompileJob, Compiled]] = []  # a heap; no two have one place
     broken = False
     while True:
         while not broken and len(running) < most:
@@ -168,7 +176,7 @@ def _until_it_breaks(
             except BrokenProcessPool:
                 lost.append(placed)
                 broken = True
-        if not running and not finished:
+        if not running and (broken or not finished):
             return
         hand_over = bool(finished) and ready()
         pause = 0 if hand_over else _ASK_AGAIN_S if finished else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -58,6 +59,7 @@ class GpuProcess:
         self._connection: Connection | None = None
         self._open: set[Problem] = set()
         self._opening: deque[Problem] = deque()  # asked for, not answered yet
+        self._asked_to_open = 0.0  # when, on the monotonic clock
         self.started = 0  # processes so far
         self._start()
 
@@ -118,26 +120,29 @@ class GpuProcess:
 
     def prepare(self, problems: Iterable[Problem]) -> None:
         """Have the process open ``problems`` as soon as it has started, and do not wait for it."""
+        self._asked_to_open = time.monotonic()
         for problem in problems:
             self._send("open", (problem,))
             self._opening.append(problem)
 
     def ready(self) -> bool:
-        """Whether it has started and opened what it was to prepare. Never waits."""
-        while self._opening and self._connection is not None and self._connection.poll():
+        """Whether a call need not wait for a start: what was to be prepared is open, or the process
+        died or took too long, which is the next call's to answer."""
+        if self._connection is None or not self._process.is_alive():
+            return True
+        while self._opening and self._connection.poll():
             self._take_opened()
-        return not self._opening
+        return not self._opening or time.monotonic() > self._asked_to_open + START_S + OPEN_S
 
     def _on(self, problem: Problem, method: str, *arguments: object, more: int = 0) -> Any:
         if self._connection is not None and not self._process.is_alive():
             self._end()  # it died between two calls: no config's doing
         if self._connection is None:
             self._start()
-        if problem not in self._open:
-            if problem not in self._opening:
-                self.prepare([problem])
-            while self._opening:  # all of them: answers come in order
-                self._take_opened()
+        if problem not in self._open and problem not in self._opening:
+            self.prepare([problem])
+        while self._opening:  # all of them: answers come in order
+            self._take_opened()
         self._send(method, arguments)
         return self._answer(self._launch_s + more * MORE_S)
 
@@ -145,7 +150,7 @@ class GpuProcess:
         """Wait for the next problem that is being opened."""
         problem = self._opening[0]
         try:
-            self._answer(START_S + OPEN_S)
+            self._answer(START_S + OPEN_S, self._asked_to_open)
         except Lost as lost:
             raise FlashtuneError(
                 f"{problem}: the GPU process cannot prepare it: {lost.failure.reason}",
@@ -159,11 +164,13 @@ class GpuProcess:
         with suppress(ConnectionError):  # it died: the answer, which will not come, says how
             self._connection.send((method, arguments))
 
-    def _answer(self, limit_s: float) -> Any:
+    def _answer(self, limit_s: float, asked: float | None = None) -> Any:
+        """The next answer; the limit counts from ``asked`` on, by default from now."""
         connection = self._connection
         assert connection is not None
+        left = limit_s if asked is None else max(0.0, asked + limit_s - time.monotonic())
         try:
-            if not connection.poll(limit_s):
+            if not connection.poll(left):
                 self._end(kill=True)
                 reason = f"no answer in {limit_s:g} s: a launch hangs, and its process was killed"
                 raise Lost(Checked(Status.TIMEOUT, reason, None))

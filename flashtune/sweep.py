@@ -240,7 +240,8 @@ class _Sweep:
         runs: Mapping[Problem, ProblemRun],
         todo: Sequence[tuple[ProblemPlan, Config]],
     ) -> None:
-        """Look at each config as soon as it is compiled; the finals run when nothing compiles."""
+        """Look at each config as soon as it is compiled and the GPU process has started; the finals
+        run when nothing compiles."""
         place = _places(todo)
         in_order = sorted(todo, key=lambda item: place[item[0].problem, item[1]])
         left = {(plan.problem, config): plan for plan, config in in_order}
@@ -321,7 +322,7 @@ class _Sweep:
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterable[tuple[ProblemPlan, Config, Compiled]]:
         """Compile each distinct binary once; yields it for every problem that shares it. What no
-        problem has ``wanted`` is left out; until whoever takes them is ``ready`` they wait."""
+        problem has ``wanted`` is left out; results wait until their taker is ``ready``."""
         sharing: dict[tuple[tuple[object, ...], Config], list[ProblemPlan]] = {}
         for plan, config in todo:
             sharing.setdefault((specialisation(plan.problem), config), []).append(plan)
@@ -350,7 +351,7 @@ class _Sweep:
             self.emit(Advanced())
             for plan in plans:
                 yield plan, job.config, compiled
-        for _ in jobs:  # nobody wants these
+        for _ in jobs:  # nobody wanted these, and only now will nobody
             self.emit(Advanced())
 
     def _interpret(self) -> dict[Problem, str]:

@@ -6,6 +6,7 @@ import fcntl
 import functools
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def subprocess_env(**changes: str) -> dict[str, str]:
     parts = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(part for part in parts if part)
     return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
 
 
 def stop_compile_pool() -> None:

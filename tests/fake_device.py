@@ -84,10 +84,11 @@ class FakeWorker:
         if self.faults.get("open") == "abort":
             os.abort()
         binaries = int(self.faults.get("open after binaries", 0))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin"))) < binaries:
             assert time.monotonic() < deadline, "compiling waits for the GPU process"
             time.sleep(0.05)
+        time.sleep(float(self.faults.get("open takes", 0)))
         self.opened.add(problem)
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:

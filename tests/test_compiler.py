@@ -13,13 +13,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import once, processes_with, shared_folder, stop_compile_pool, subprocess_env
+from conftest import (
+    eventually,
+    once,
+    processes_with,
+    shared_folder,
+    stop_compile_pool,
+    subprocess_env,
+)
 
 from flashtune import compiler
 from flashtune.budget import assess, launched_registers, verdict
@@ -51,15 +57,6 @@ def compile_jobs(jobs: list[CompileJob], n_jobs: int = 2) -> dict[CompileJob, Co
     assert set(results) == set(jobs)
     assert all(compiled.config == j.config for j, compiled in results.items())
     return results
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return condition()
 
 
 # One batch that many tests look at ---------------------------------------------------------------
@@ -261,6 +258,8 @@ def test_workers_leave_a_cpu_to_the_launches(triton_cache: Path) -> None:
 
 
 def _leave_a_file(folder: Path, job: CompileJob) -> Compiled:
+    if str(job.config) == SMALL:
+        time.sleep(1)
     (folder / str(job.config)).touch()
     return Compiled(job.config)
 
@@ -269,14 +268,23 @@ def test_while_the_caller_is_not_ready_the_workers_go_on(
     triton_cache: Path, tmp_path: Path
 ) -> None:
     jobs = [job(f"16x16x{warps}x{stages}") for warps in (1, 2) for stages in range(1, 9)]
+    assert str(jobs[0].config) == SMALL  # takes longer than some others
+    folder = tmp_path / "done"
+    folder.mkdir()
 
     def all_done() -> bool:
-        return len(list(tmp_path.iterdir())) == len(jobs)
+        return len(list(folder.iterdir())) == len(jobs)
 
-    results = compile_all(jobs, 2, functools.partial(_leave_a_file, tmp_path), ready=all_done)
+    def ready() -> bool:
+        if not all_done():
+            return False
+        time.sleep(1)  # the last results are on their way
+        return True
+
+    results = compile_all(jobs, 2, functools.partial(_leave_a_file, folder), ready=ready)
     first, _ = next(results)
     assert all_done() and first == jobs[0]
-    assert {done for done, _ in results} == set(jobs[1:])
+    results.close()
     stop_compile_pool()
 
 
@@ -285,13 +293,15 @@ def test_who_is_not_wanted_is_asked_about_again(triton_cache: Path, tmp_path: Pa
     first, _, later = jobs
     wanted = {first}
     compiled = []
-    leave_a_file = functools.partial(_leave_a_file, tmp_path)
+    folder = tmp_path / "done"
+    folder.mkdir()
+    leave_a_file = functools.partial(_leave_a_file, folder)
     for done, _ in compile_all(jobs, 2, leave_a_file, wanted=wanted.__contains__):
         compiled.append(done)
         wanted.add(later)
     stop_compile_pool()
     assert compiled == [first, later]
-    assert {path.name for path in tmp_path.iterdir()} == {str(first.config), str(later.config)}
+    assert {path.name for path in folder.iterdir()} == {str(first.config), str(later.config)}
 
 
 # Every way in which an argument's value changes what Triton compiles, or must not.

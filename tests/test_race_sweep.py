@@ -16,9 +16,9 @@ from typing import Any
 
 import fake_device
 import pytest
-from conftest import stop_compile_pool, subprocess_env
+from conftest import eventually, stop_compile_pool, subprocess_env
 
-from flashtune import hope
+from flashtune import gpu_process, hope
 from flashtune import sweep as sweep_module
 from flashtune.compiler import CompileJob
 from flashtune.doubts import doubts, quiet_card
@@ -89,7 +89,8 @@ def by_config(result: SweepResult) -> dict[str, Row]:
 
 
 def calls(folder: Path) -> Counter[str]:
-    lines = (folder / "calls.txt").read_text().splitlines()
+    log = folder / "calls.txt"
+    lines = log.read_text().splitlines() if log.exists() else []
     return Counter(" ".join(line.split()[:-1]) for line in lines)
 
 
@@ -192,6 +193,44 @@ def test_compiling_does_not_wait_for_the_gpu_process(
     stop_compile_pool()
     assert {name for name, row in rows.items() if row.status is Status.TIMED} >= set(SPACE[:4])
     assert calls(tmp_path)["open"] == 1
+
+
+def test_a_call_waits_for_all_that_is_being_opened(tmp_path: Path) -> None:
+    """Answers come in order: a check's would be taken for that of an opening."""
+    faults(tmp_path, **{"open takes": "1"})
+    config = parse_config(SPACE[0])
+    with start(V6) as gpu:
+        gpu.prepare([FULL, dataclasses.replace(FULL, causal=True)])
+        assert eventually(lambda: calls(tmp_path)["open"] == 2, 60)
+        assert not gpu.ready()
+        checked = gpu.check(FULL, config)
+        assert checked.check is not None and checked.failure is None
+        assert gpu.ready()
+
+
+def test_what_dies_or_hangs_while_it_starts_is_the_next_call_s_to_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults(tmp_path, **{"open takes": "600"})
+    config = parse_config(SPACE[0])
+    with start(V6) as gpu:
+        gpu.prepare([FULL])
+        assert eventually(lambda: calls(tmp_path)["open"] == 1, 60)
+        assert not gpu.ready()
+        faults(tmp_path)
+        os.kill(int((tmp_path / "calls.txt").read_text().split()[-1]), signal.SIGKILL)
+        assert eventually(gpu.ready)
+        assert gpu.check(FULL, config).failure is None
+        assert gpu.started == 2
+    faults(tmp_path, **{"open takes": "600"})
+    monkeypatch.setattr(gpu_process, "START_S", 0.0)
+    monkeypatch.setattr(gpu_process, "OPEN_S", 1.0)
+    with start(V6) as gpu:
+        gpu.prepare([FULL])
+        assert not gpu.ready()
+        assert eventually(gpu.ready)
+        with pytest.raises(FlashtuneError, match="cannot prepare it: no answer"):
+            gpu.check(FULL, config)
 
 
 def test_hope_that_comes_back_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_the_recorded_refusals_are_the_predicted_ones() -> None:
 
 def test_spills_are_foreseen_on_the_recorded_sweeps() -> None:
     """As DESIGN.md says: recall over 80% and false alarms under 5% on the kernels that the weights
-    were fitted to, less on Hopper's own; and what is called certain is, on all."""
+    were fitted to and v7, less on Hopper's own; and what is called certain is, on all."""
     spilled, clean = Counter[bool](), Counter[bool]()  # by whether the kernel is for Hopper alone
     recalled, alarms = Counter[bool](), Counter[bool]()
     certain = certainly = 0
@@ -117,7 +117,7 @@ def test_spills_are_foreseen_on_the_recorded_sweeps() -> None:
             certain += p >= 0.95
             certainly += p >= 0.95 and row.spills > 0
     assert recalled[False] >= 0.8 * spilled[False] and alarms[False] <= 0.05 * clean[False]
-    assert (recalled[True], spilled[True], alarms[True], clean[True]) == (402, 666, 101, 2983)
+    assert (recalled[True], spilled[True], alarms[True], clean[True]) == (222, 456, 18, 1581)
     assert certain > 100 and certainly >= 0.98 * certain
 
 
