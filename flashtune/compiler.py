@@ -102,9 +102,8 @@ def compile_all(
     ``wanted``: these are asked about again until nothing is under way and no result waits. While
     the caller is not ``ready`` results wait, unless nothing else is under way, and the workers go
     on. Workers that die are replaced; what is left when that happens for the fourth time is given
-    up with that as its reason.
-    ``how`` does one job in its child, instead of compiling it to the end. The workers run on
-    ``cpus``, by default on all that this process may use.
+    up with that as its reason. ``how`` does one job in its child, instead of compiling it to the
+    end. The workers run on ``cpus``, by default on all that this process may use.
     """
     if not jobs:
         return
@@ -135,9 +134,10 @@ def compile_all(
             waiting.extend(lost)
         for _, job, compiled in sorted(finished, key=lambda done: done[0]):
             yield job, compiled
-        for job in (job for _, job in waiting if wanted(job)):
-            reason = "the compile worker was killed each time (out of memory?)"
-            yield job, Compiled(job.config, failure=Status.CRASHED, reason=reason)
+        reason = "the compile worker was killed each time (out of memory?)"
+        for _, job in waiting:
+            if wanted(job):
+                yield job, Compiled(job.config, failure=Status.CRASHED, reason=reason)
     except BaseException:
         # Ctrl-C, or the caller gave up: nothing may go on compiling behind its back.
         if executor is not None:
