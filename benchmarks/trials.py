@@ -80,6 +80,10 @@ class Both:
         self.turn += 1
         return self.worker.round(self.problem, configs, launches, self.turn)[0]
 
+    def steady(self) -> bool:
+        """One race after the other, on one shape."""
+        return True
+
 
 def problem_of(N: int, causal: bool) -> Problem:
     return Problem(4, 8, 8, N, N, 64, causal, "bf16")

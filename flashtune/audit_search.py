@@ -155,6 +155,9 @@ class ReplayTrack:
     def round(self, configs: Sequence[Config], launches: int) -> dict[Config, race.Samples]:
         return {config: self._draw(config, launches) for config in configs}
 
+    def steady(self) -> bool:
+        return True
+
     def _draw(self, config: Config, count: int) -> race.Samples:
         drawn = tuple(self._rng.choices(self._samples[config], k=count))
         self.launches += count

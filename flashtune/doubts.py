@@ -27,10 +27,10 @@ def doubts(verdict: RaceVerdict) -> Iterable[str]:
             f" {verdict.leader} no better than within {most:.1%}. The card is too noisy: stop what"
             " else runs on it and on this machine, or fix its clocks, and run again with --fresh."
         )
-    held = {c.throttle for c in verdict.conditions} - {None, "none", "idle"}
+    held = {str(c.throttle) for c in verdict.conditions if c.held}
     if held:
         yield (
             f"{verdict.problem}: the clock was held down while it was raced"
-            f" ({', '.join(sorted(map(str, held)))}). Rounds are compared within themselves, so the"
-            " order holds; the times are those of a slower clock."
+            f" ({', '.join(sorted(held))}), after a second in which nothing counted. The order is"
+            " that at this clock, and so are the times."
         )

@@ -7,6 +7,7 @@ rows as they are decided.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +20,11 @@ from flashtune.plan import ProblemPlan
 from flashtune.records import Compiled, Config, Problem, Status
 from flashtune.results import Checked, Conditions, RaceVerdict, Row, SdpaTiming, Tie, Timing
 from flashtune.stats import median, median_interval
+
+NOTICE_S, SETTLE_S = 0.4, 1.0
+"""An H200 says that its power cap holds its clock down after 0.1 to 0.3 s of work that needs more,
+and comes to the clock that it can keep within a second, since the cap is one of average power. At
+the clock before another config may be the fastest, by 1%."""
 
 MakeRow = Callable[[Compiled, Status, str | None], Row]
 """A row with everything but what the card says."""
@@ -48,11 +54,13 @@ class GpuTrack:
         self.running: Config | None = None  # who is to blame when something is Lost
         self.unexplained: list[Checked] = []  # failures of a round that nobody repeated
         self._one_by_one = False
+        self._began = self._last_round = 0.0  # the final, and its last round
 
     def restart(self) -> None:
         """Before a final."""
         self.conditions.clear()
         self._one_by_one = False
+        self._began = time.monotonic()
 
     def look(self, config: Config, beside: Config | None) -> tuple[race.Samples, race.Samples]:
         self.running = config
@@ -60,6 +68,7 @@ class GpuTrack:
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, race.Samples]:
         turn, unexplained = len(self.conditions), None
+        self._last_round = time.monotonic()
         if not self._one_by_one:
             try:
                 samples, conditions = self._gpu.round(self._problem, configs, launches, turn)
@@ -83,6 +92,12 @@ class GpuTrack:
             self.unexplained.append(unexplained)
         self.conditions.append(conditions)
         return alone
+
+    def steady(self) -> bool | None:
+        into_the_final = self._last_round - self._began
+        if any(state.held for state in self.conditions):
+            return into_the_final >= SETTLE_S
+        return True if into_the_final >= NOTICE_S else None
 
 
 class ProblemRun:
@@ -153,7 +168,6 @@ class ProblemRun:
         """Run the final among those that are left, and give every config that has none its row."""
         rows: list[Row] = []
         finalists = self._finalists(rows)
-        sdpa = tuple(self._gpu.sdpa(self.problem)) if finalists else ()
         for config in list(finalists):
             checked = self._gpu.repeat(self.problem, config)
             if checked.failure is not None:
@@ -169,8 +183,10 @@ class ProblemRun:
                 assert culprit is not None
                 finalists.remove(culprit)
                 rows.append(self._failed(culprit, lost.failure))
-        verdict = None
+        verdict, sdpa = None, tuple[SdpaTiming, ...]()
         if result is not None:
+            del self._track.conditions[: -len(result.rounds)]  # while it was not steady
+            sdpa = tuple(self._gpu.sdpa(self.problem))  # at the clock that the race came to
             verdict = self._verdict(result, run_id)
             raced = [result.leader, *(s.config for s in result.standings)]
             rows += [self._timed(c, result.rounds) for c in raced if c in self._looked]

@@ -11,7 +11,8 @@ recorded samples. Two stages:
             when behind the leader by no more than ``EQUAL`` with ``CONFIDENCE``; out when slower
             with that confidence, and by more than ``EQUAL`` as far as one can tell: what is in
             between goes on, so that it is the same tomorrow. The race ends when every config left
-            is equal, or after ``MOST_ROUNDS``.
+            is equal, or after ``MOST_ROUNDS``. Until the track runs at a speed that lasts, nobody
+            leaves, and what ran faster than that is forgotten.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class Track(Protocol):
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, Samples]:
         """``launches`` samples of each of ``configs``, some of each in turn, in the order given: a
         long block of one config would run at another clock than the next one's."""
+
+    def steady(self) -> bool | None:
+        """Whether the last round ran at a speed that lasts; None while that is not known. After
+        False nothing counts that ran so far in this final."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,8 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
     so that no config always runs after the same other one."""
     rounds: list[Mapping[Config, Samples]] = []
     left, out_after = list(configs), dict[Config, int]()
-    while len(left) > 1 and len(rounds) < MOST_ROUNDS:
+    steady: bool | None = None
+    while steady is None or len(rounds) < MOST_ROUNDS:
         launches = min(FIRST_LAUNCHES * 2 ** (len(rounds) // DOUBLE_EVERY), MOST_LAUNCHES)
         if rounds:
             fastest = min(median(samples) for samples in rounds[-1].values())
@@ -163,7 +169,10 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
         mixed = list(left)
         rng.shuffle(mixed)
         rounds.append(track.round(mixed, launches))
-        if len(rounds) < _FEWEST_ROUNDS:
+        steady = track.steady()
+        if steady is False:
+            rounds, left, out_after = [], list(configs), {}
+        if not steady or len(rounds) < _FEWEST_ROUNDS:
             continue
         _, standings = judge(rounds, left)
         for standing in standings:
@@ -172,8 +181,6 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
                 out_after[standing.config] = len(rounds)
         if all(s.equal or s.slower for s in standings):
             break
-    if len(left) == 1 and not rounds:  # nobody to compare with: still a measurement
-        rounds.append(track.round(left, MOST_LAUNCHES))
     leader, standings = judge(rounds, left)
     # Who left is judged by the rounds that it ran, against the config that leads now.
     gone = [judge_pair(rounds, leader, config, out_after[config]) for config in out_after]

@@ -41,6 +41,11 @@ class Conditions:
     temperature_c: int | None
     throttle: str | None
 
+    @property
+    def held(self) -> bool:
+        """Whether something keeps the clock down, as a power cap does."""
+        return self.throttle not in (None, "none", "idle")
+
 
 @dataclass(frozen=True)
 class Timing:

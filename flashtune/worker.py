@@ -103,6 +103,7 @@ class GpuWorker:
         self._conditions = conditions
         self._open: dict[Problem, _Open] = {}
         self._last_launch = 0.0
+        self._last_problem: Problem | None = None
 
     def open(self, problem: Problem) -> None:
         """Draw the problem's inputs and compute its references, unless it is open.
@@ -147,9 +148,9 @@ class GpuWorker:
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:
         """Warm the clocks and time SDPA's backends, each forced, on the problem's inputs."""
-        self._warm(problem)
+        self._warm(problem, after_another=True)
         timings = time_sdpa(self._timer, problem, self._at(problem).placements[0].inputs)
-        self._last_launch = time.perf_counter()
+        self._ran(problem)
         return timings
 
     def check(self, problem: Problem, config: Config) -> Checked:
@@ -170,7 +171,7 @@ class GpuWorker:
             self._launch_guarded(now, config)
             launches.append(bit_sums(outputs.o, outputs.lse))
         answers = [tuple(sums) for sums in torch.stack(launches).tolist()]
-        self._last_launch = time.perf_counter()
+        self._ran(problem)
         expected = now.answers.setdefault(config, answers[0])
         if any(answer != expected for answer in answers):
             return Checked(Status.WRONG, _DIFFERS, None)
@@ -182,9 +183,9 @@ class GpuWorker:
     def time(self, problem: Problem, config: Config) -> Timing:
         """A full measurement of ``config`` by itself."""
         place = self._at(problem).placements[0]
-        self._warm(problem)
+        self._warm(problem, after_another=True)
         timing = self._timer.time(self._launcher(problem, config, place))
-        self._last_launch = time.perf_counter()
+        self._ran(problem)
         self._verify(problem, config, place)
         return timing
 
@@ -229,7 +230,7 @@ class GpuWorker:
     def _launch_and_verify(self, problem: Problem, config: Config, place: _Placement) -> None:
         """After launches in turns, which leave the answers of whoever came last."""
         self._launcher(problem, config, place)()
-        self._last_launch = time.perf_counter()
+        self._ran(problem)
         self._verify(problem, config, place)
 
     def _verify(self, problem: Problem, config: Config, place: _Placement) -> None:
@@ -244,12 +245,17 @@ class GpuWorker:
             del self._open[problem]  # the next config gets fresh ones
             raise InputsChanged("its launch changed the inputs Q, K or V")
 
-    def _warm(self, problem: Problem) -> None:
-        """Warm the clocks with SDPA on the problem's inputs: a second of it after a pause."""
-        if time.perf_counter() - self._last_launch > _IDLE_S:
+    def _ran(self, problem: Problem) -> None:
+        self._last_launch, self._last_problem = time.perf_counter(), problem
+
+    def _warm(self, problem: Problem, after_another: bool = False) -> None:
+        """Warm the clocks with SDPA on the problem's inputs: a second of it after a pause. What is
+        timed by itself wants it ``after_another`` problem too, whose work left another clock."""
+        other = after_another and problem != self._last_problem
+        if other or time.perf_counter() - self._last_launch > _IDLE_S:
             inputs = self._at(problem).placements[0].inputs
             self._timer.warm_clocks(sdpa_launch(problem, inputs), _WARM_S)
-            self._last_launch = time.perf_counter()
+            self._ran(problem)
 
     def _keep_warm(self, launch: Callable[[], None]) -> None:
         """Before a short look: some launches that count for nothing, after a pause."""

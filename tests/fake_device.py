@@ -28,6 +28,8 @@ from flashtune.store import read
 
 RECORDED = ROOT / "sweeps" / "h200_v6_heads_first_bf16_D64.parquet"
 NOISE = 0.003
+ROUND_S = 0.01
+SETTLES_AFTER = 0.8  # seconds into the rounds, where a power cap is planted
 
 
 class LostContext(Exception):
@@ -44,6 +46,7 @@ class FakeWorker:
         self.opened: set[Problem] = set()
         self.rng = random.Random(1)
         self.alive = True
+        self.rounds_began: float | None = None
 
     def note(self, call: str, config: Config | None = None) -> None:
         with (self.folder / "calls.txt").open("a") as log:
@@ -128,10 +131,25 @@ class FakeWorker:
         self, problem: Problem, configs: Sequence[Config], launches: int, turn: int
     ) -> tuple[dict[Config, tuple[float, ...]], Conditions]:
         self.note(f"round of {len(configs)}")
+        time.sleep(ROUND_S)
         for config in configs:
             self.act(config, "round")
         samples = {config: self.samples(problem, config, launches) for config in configs}
-        return samples, Conditions(1980, 400.0, 50, "none")
+        return samples, self.conditions()
+
+    def conditions(self) -> Conditions:
+        """Cool; or, with a power cap, hot after a tenth of a second and steady after another
+        while. Until then the config that the fault names is a tenth faster."""
+        hot_after = 0.1
+        if "power cap" not in self.faults:
+            return Conditions(1980, 400.0, 50, "none")
+        self.rounds_began = self.rounds_began or time.monotonic()
+        spent = time.monotonic() - self.rounds_began
+        if spent > SETTLES_AFTER:
+            self.faults[f"{self.faults['power cap']} factor"] = "1.0"
+            return Conditions(1700, 690.0, 60, "power cap")
+        self.faults[f"{self.faults['power cap']} factor"] = "0.9"
+        return Conditions(1980, 500.0, 55, "power cap" if spent > hot_after else "none")
 
     def samples(self, problem: Problem, config: Config, count: int) -> tuple[float, ...]:
         slow = float(self.faults.get(f"{config} factor", 1.0))

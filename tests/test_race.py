@@ -26,6 +26,7 @@ from flashtune.race import (
     Final,
     Looks,
     Samples,
+    Standing,
     choose,
     final,
     judge,
@@ -63,6 +64,9 @@ class NoisyTrack:
 
     def round(self, configs: Sequence[Config], launches: int) -> dict[Config, Samples]:
         return {c: tuple(self.one(c) for _ in range(launches)) for c in configs}
+
+    def steady(self) -> bool | None:
+        return True
 
 
 def raced(ms: Sequence[float], noise: float, seed: int, drift: float = 0.0) -> Final:
@@ -139,7 +143,47 @@ def test_long_kernels_take_short_blocks() -> None:
 def test_one_finalist_is_measured_all_the_same() -> None:
     result = raced([1.0], 0.01, 1)
     assert result.leader == config(0) and result.standings == ()
-    assert len(result.rounds) == 1 and len(result.rounds[0][config(0)]) >= 60
+    assert sum(len(r[config(0)]) for r in result.rounds) >= 32
+
+
+class SettlingTrack(NoisyTrack):
+    """The card takes some rounds to say that it is too fast, and some to come down. Before, the
+    second config is the faster one."""
+
+    def __init__(self, unknown: int, settling: int) -> None:
+        super().__init__({config(0): 1.0, config(1): 1.02, config(2): 1.1}, 0.002, 1)
+        self.unknown, self.settled, self.rounds = unknown, unknown + settling, 0
+
+    def round(self, configs: Sequence[Config], launches: int) -> dict[Config, Samples]:
+        self.rounds += 1
+        self.ms[config(1)] = 0.98 if self.steady() is not True else 1.02
+        return super().round(configs, launches)
+
+    def steady(self) -> bool | None:
+        return None if self.rounds <= self.unknown else self.rounds > self.settled
+
+
+@pytest.mark.parametrize(("unknown", "settling"), [(0, 9), (6, 9), (6, 100)])
+def test_what_ran_before_the_card_was_steady_does_not_count(unknown: int, settling: int) -> None:
+    track = SettlingTrack(unknown, settling)
+    result = final(track, list(track.ms), random.Random(1))
+    assert result.leader == config(0) and not result.ties
+    assert len(result.rounds) == track.rounds - unknown - settling
+    for standing in result.standings:
+        assert standing.out_after is not None and standing.out_after <= len(result.rounds)
+    assert standing_of(result, config(1)).behind == pytest.approx(0.02, abs=0.005)
+
+
+def test_nobody_leaves_while_it_is_not_known_whether_the_card_is_steady() -> None:
+    track = SettlingTrack(12, 0)
+    result = final(track, list(track.ms), random.Random(1))
+    assert [set(r) for r in result.rounds[:12]] == [set(track.ms)] * 12
+    assert all((s.out_after or 0) > 12 for s in result.standings)
+
+
+def standing_of(result: Final, config: Config) -> Standing:
+    (found,) = (standing for standing in result.standings if standing.config == config)
+    return found
 
 
 @settings(deadline=None, max_examples=40)
@@ -218,6 +262,18 @@ def test_hope_is_lost_only_when_the_model_cannot_be_so_wrong() -> None:
     assert not hope.left(config(79))
     reason = str(hope.shortfall(config(79)))
     assert "1.79 ms" in reason and "24 configs" in reason
+
+
+def test_what_is_slower_than_predicted_revives_nobody() -> None:
+    """Whatever the slow ones took: only what is faster than predicted says that others may be."""
+    predicted = {config(n): 1.0 + n / 100 for n in range(80)}
+    given_up = []
+    for slow in (1.2, 4.0):
+        hope = Hope(predicted)
+        for n in range(FEWEST):
+            hope.saw(config(n), predicted[config(n)] * (0.97, 1.0, 1.0, slow)[n % 4])
+        given_up.append({c for c in predicted if not hope.left(c)})
+    assert config(79) in given_up[0] and given_up[1] >= given_up[0]
 
 
 def test_a_model_that_is_wrong_gives_nothing_up() -> None:

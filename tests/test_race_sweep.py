@@ -343,6 +343,20 @@ def test_a_round_is_one_call_in_which_its_configs_take_turns(tmp_path: Path) -> 
     assert rounds(tmp_path) == sorted(rounds(tmp_path), reverse=True)
 
 
+def test_rounds_before_a_capped_card_is_steady_do_not_count(tmp_path: Path) -> None:
+    """128x64x4x3 is 0.8% behind, and leads by 9% until the card is at the clock it can keep."""
+    faults(tmp_path, **{"power cap": "128x64x4x3"})
+    result = sweep(tmp_path)
+    (verdict,) = result.file.verdicts
+    assert str(verdict.leader) in ("128x64x8x4", "64x64x4x3", "128x64x8x3")
+    assert verdict.rounds < len(rounds(tmp_path))
+    assert [state.sm_clock_mhz for state in verdict.conditions] == [1700] * verdict.rounds
+    behind = by_config(result)["128x64x4x3"]
+    assert behind.status is Status.TIMED and behind.sm_clock_mhz == 1700
+    assert behind.ms is not None and behind.ms > verdict.ms
+    assert len([note for note in result.file.notes if "power cap" in note]) == 1
+
+
 def test_after_a_death_that_nobody_repeats_each_has_calls_of_its_own(tmp_path: Path) -> None:
     """So that another one has somebody to blame. All are raced to the end meanwhile."""
     faults(tmp_path, **{"64x64x4x3": "once@round"})
