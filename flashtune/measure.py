@@ -185,11 +185,10 @@ class ProblemRun:
                 rows.append(self._failed(culprit, lost.failure))
         verdict, sdpa = None, tuple[SdpaTiming, ...]()
         if result is not None:
-            del self._track.conditions[: -len(result.rounds)]  # while it was not steady
             sdpa = tuple(self._gpu.sdpa(self.problem))  # at the clock that the race came to
             verdict = self._verdict(result, run_id)
             raced = [result.leader, *(s.config for s in result.standings)]
-            rows += [self._timed(c, result.rounds) for c in raced if c in self._looked]
+            rows += [self._timed(c, result.counted(c)) for c in raced if c in self._looked]
         rows += [self._like(c, self._decided[twin]) for c, twin in self._twins.items()]
         self._looked.clear()
         notes = tuple(
@@ -250,11 +249,12 @@ class ProblemRun:
         timing = Timing(median(samples), None, None, samples, (0,) * len(samples), None, at)
         return self._with_timing(config, Status.SCREENED, timing)
 
-    def _timed(self, config: Config, rounds: Sequence[Mapping[Config, race.Samples]]) -> Row:
-        samples = tuple(ms for r in rounds for ms in r.get(config, ()))
-        numbers = tuple(n for n, r in enumerate(rounds) for _ in r.get(config, ()))
+    def _timed(self, config: Config, rounds: Mapping[int, race.Samples]) -> Row:
+        samples = tuple(ms for own in rounds.values() for ms in own)
+        numbers = tuple(n for n, own in rounds.items() for _ in own)
         low, high = median_interval(samples) or (None, None)
-        clocks = [c.sm_clock_mhz for c in self._track.conditions if c.sm_clock_mhz is not None]
+        readings = [self._track.conditions[n].sm_clock_mhz for n in rounds]
+        clocks = [mhz for mhz in readings if mhz is not None]
         clock = sorted(clocks)[len(clocks) // 2] if clocks else None
         at = datetime.now(UTC)
         timing = Timing(median(samples), low, high, samples, numbers, clock, at)
@@ -281,7 +281,7 @@ class ProblemRun:
         if self._standing is not None and self._standing.chosen not in known:
             known[self._standing.chosen] = Compiled(self._standing.chosen)
         chosen = race.choose(result, known)
-        samples = [ms for r in result.rounds for ms in r.get(chosen, ())]
+        samples = [ms for own in result.counted(chosen).values() for ms in own]
         low, high = median_interval(samples) or (None, None)
         ties = tuple(Tie(s.config, s.behind, s.at_most, s.equal) for s in result.ties)
         return RaceVerdict(
@@ -292,9 +292,9 @@ class ProblemRun:
             ms=median(samples),
             ms_lo=low,
             ms_hi=high,
-            rounds=len(result.rounds),
+            rounds=len(result.rounds) - result.steady_from,
             ties=ties,
-            conditions=tuple(self._track.conditions),
+            conditions=tuple(self._track.conditions[result.steady_from :]),
         )
 
     def _like(self, config: Config, source: Row) -> Row:

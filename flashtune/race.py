@@ -9,10 +9,10 @@ recorded samples. Two stages:
     final   the rest in interleaved rounds of growing length. Differences are taken within a round,
             so that what changes between rounds (clocks, temperature) is in none of them. Equal
             when behind the leader by no more than ``EQUAL`` with ``CONFIDENCE``; out when slower
-            with that confidence, and by more than ``EQUAL`` as far as one can tell: what is in
-            between goes on, so that it is the same tomorrow. The race ends when every config left
-            is equal, or after ``MOST_ROUNDS``. Until the track runs at a speed that lasts, nobody
-            leaves, and what ran faster than that is forgotten.
+            with that confidence, and by more than ``SLOWER`` as far as one can tell. The race ends
+            when every config left is equal, or after ``MOST_ROUNDS``. Until the track runs at a
+            speed that lasts, only who is ``FAR`` behind leaves, and for those who stay what ran
+            faster than that does not count.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ fastest of five is 10% over the median of something faster about never."""
 CONFIDENCE = 0.9995
 """Of one comparison. A race compares some ten configs some twenty times."""
 EQUAL = 0.005
+SLOWER = 0.0025
+"""Another process finds another difference of the same two configs, by up to 0.2%: what is less is
+not taken for slower however sure a race is of it."""
+FAR = 0.03
+"""The clock moves a difference by 1.5% at most, of what was seen on an H200."""
 FIRST_LAUNCHES = 8
 DOUBLE_EVERY = 4  # rounds
 MOST_LAUNCHES = 128
@@ -56,8 +61,8 @@ class Track(Protocol):
         long block of one config would run at another clock than the next one's."""
 
     def steady(self) -> bool | None:
-        """Whether the last round ran at a speed that lasts; None while that is not known. After
-        False nothing counts that ran so far in this final."""
+        """Whether the last round ran at a speed that lasts; None while that is not known. False
+        says so of all that ran in this final."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,9 @@ class Standing:
         """Shown to be no more than ``EQUAL`` behind."""
         return self.at_most <= EQUAL
 
-    @property
-    def slower(self) -> bool:
-        """Shown to be behind, and probably by more than ``EQUAL``."""
-        return self.at_least > 0 and self.behind > EQUAL
+    def slower(self, by: float = SLOWER) -> bool:
+        """Shown to be behind, and probably by more than ``by``."""
+        return self.at_least > 0 and self.behind > by
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Final:
     """The finalists' rounds, and what they say."""
 
     rounds: tuple[Mapping[Config, Samples], ...]
+    steady_from: int  # the first round that counts for those who ran then
     leader: Config
     standings: tuple[Standing, ...]  # of the others, the closest first
 
@@ -103,6 +108,12 @@ class Final:
     def ties(self) -> tuple[Standing, ...]:
         """Those that could not be told from the leader."""
         return tuple(s for s in self.standings if s.out_after is None)
+
+    def counted(self, config: Config) -> dict[int, Samples]:
+        """By the round's number, the samples of ``config`` that count: since the track was steady,
+        or all of them where it had left before."""
+        ran = {n: r[config] for n, r in enumerate(self.rounds) if config in r}
+        return {n: own for n, own in ran.items() if n >= self.steady_from} or ran
 
 
 class Looks:
@@ -161,7 +172,8 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
     rounds: list[Mapping[Config, Samples]] = []
     left, out_after = list(configs), dict[Config, int]()
     steady: bool | None = None
-    while steady is None or len(rounds) < MOST_ROUNDS:
+    steady_from = 0
+    while not steady or len(rounds) - steady_from < MOST_ROUNDS:
         launches = min(FIRST_LAUNCHES * 2 ** (len(rounds) // DOUBLE_EVERY), MOST_LAUNCHES)
         if rounds:
             fastest = min(median(samples) for samples in rounds[-1].values())
@@ -171,21 +183,24 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
         rounds.append(track.round(mixed, launches))
         steady = track.steady()
         if steady is False:
-            rounds, left, out_after = [], list(configs), {}
-        if not steady or len(rounds) < _FEWEST_ROUNDS:
+            steady_from = len(rounds)
+        counted = rounds[steady_from:] or rounds
+        if len(counted) < _FEWEST_ROUNDS:
             continue
-        _, standings = judge(rounds, left)
-        for standing in standings:
-            if standing.slower:
-                left.remove(standing.config)
-                out_after[standing.config] = len(rounds)
-        if all(s.equal or s.slower for s in standings):
+        _, standings = judge(counted, left)
+        out = [s.config for s in standings if s.slower(SLOWER if steady else FAR)]
+        left = [config for config in left if config not in out]
+        out_after |= dict.fromkeys(out, len(rounds))
+        if steady and all(s.equal or s.config in out for s in standings):
             break
-    leader, standings = judge(rounds, left)
+    leader, standings = judge(rounds[steady_from:], left)
     # Who left is judged by the rounds that it ran, against the config that leads now.
-    gone = [judge_pair(rounds, leader, config, out_after[config]) for config in out_after]
+    gone = [
+        judge_pair(rounds[steady_from if after > steady_from else 0 :], leader, config, after)
+        for config, after in out_after.items()
+    ]
     closest = sorted(gone, key=lambda s: s.behind)
-    return Final(tuple(rounds), leader, (*standings, *closest))
+    return Final(tuple(rounds), steady_from, leader, (*standings, *closest))
 
 
 def choose(final: Final, compiled: Mapping[Config, Compiled]) -> Config:

@@ -139,7 +139,7 @@ class FakeWorker:
 
     def conditions(self) -> Conditions:
         """Cool; or, with a power cap, hot after a tenth of a second and steady after another
-        while. Until then the config that the fault names is a tenth faster."""
+        while. Until then the config that the fault names is 2% faster."""
         hot_after = 0.1
         if "power cap" not in self.faults:
             return Conditions(1980, 400.0, 50, "none")
@@ -148,7 +148,7 @@ class FakeWorker:
         if spent > SETTLES_AFTER:
             self.faults[f"{self.faults['power cap']} factor"] = "1.0"
             return Conditions(1700, 690.0, 60, "power cap")
-        self.faults[f"{self.faults['power cap']} factor"] = "0.9"
+        self.faults[f"{self.faults['power cap']} factor"] = "0.98"
         return Conditions(1980, 500.0, 55, "power cap" if spent > hot_after else "none")
 
     def samples(self, problem: Problem, config: Config, count: int) -> tuple[float, ...]:

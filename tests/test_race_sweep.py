@@ -344,7 +344,7 @@ def test_a_round_is_one_call_in_which_its_configs_take_turns(tmp_path: Path) -> 
 
 
 def test_rounds_before_a_capped_card_is_steady_do_not_count(tmp_path: Path) -> None:
-    """128x64x4x3 is 0.8% behind, and leads by 9% until the card is at the clock it can keep."""
+    """128x64x4x3 is 0.8% behind, and leads by 1.2% until the card is at the clock it can keep."""
     faults(tmp_path, **{"power cap": "128x64x4x3"})
     result = sweep(tmp_path)
     (verdict,) = result.file.verdicts
@@ -354,6 +354,8 @@ def test_rounds_before_a_capped_card_is_steady_do_not_count(tmp_path: Path) -> N
     behind = by_config(result)["128x64x4x3"]
     assert behind.status is Status.TIMED and behind.sm_clock_mhz == 1700
     assert behind.ms is not None and behind.ms > verdict.ms
+    assert behind.samples_round is not None
+    assert min(behind.samples_round) == len(rounds(tmp_path)) - verdict.rounds
     assert len([note for note in result.file.notes if "power cap" in note]) == 1
 
 
