@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from flashtune.audit_budget import STAGES, TILES, WARPS  # noqa: E402
 from flashtune.budget import assess, register_cap  # noqa: E402
-from flashtune.compiler import CompileJob, compile_all, default_jobs  # noqa: E402
+from flashtune.compiler import CompileJob  # noqa: E402
+from flashtune.fan_out import compile_all, default_jobs  # noqa: E402
 from flashtune.gpu import find_gpu  # noqa: E402
 from flashtune.kernels import KERNELS  # noqa: E402
 from flashtune.records import Config, Problem  # noqa: E402

@@ -31,12 +31,8 @@ import torch
 import triton
 
 from flashtune import race
-from flashtune.compiler import (
-    CompileJob,
-    compile_all,
-    cpus_beside_launches,
-    default_jobs,
-)
+from flashtune.compiler import CompileJob
+from flashtune.fan_out import compile_all, cpus_beside_launches, default_jobs
 from flashtune.kernels import DEFAULT_KERNEL, KERNELS
 from flashtune.records import Config, Problem
 from flashtune.results import Conditions

@@ -47,7 +47,8 @@ def measured(lengths: list[int], masks: list[bool], D: int) -> dict:
     import triton
 
     from flashtune.check import random_inputs
-    from flashtune.compiler import CompileJob, compile_all, default_jobs, specialisation
+    from flashtune.compiler import CompileJob, specialisation
+    from flashtune.fan_out import compile_all, default_jobs
     from flashtune.gpu import target_gpu
     from flashtune.kernels import DEFAULT_KERNEL, KERNELS, load_kernel
     from flashtune.kernels.launch import forward

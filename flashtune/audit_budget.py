@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flashtune.compiler import CompileJob, compile_all, prepare_worker
+from flashtune.compiler import CompileJob, prepare_worker
 from flashtune.descriptors import has_tma
 from flashtune.errors import FlashtuneError
+from flashtune.fan_out import compile_all
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import KERNELS, Kernel
 from flashtune.kernels.launch import DTYPE_NAMES, AbsentTensor, arguments, config_arguments

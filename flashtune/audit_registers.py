@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flashtune.audit_budget import Case, draw
 from flashtune.budget import Budget, assess, verdict
-from flashtune.compiler import CompileJob, compile_all
+from flashtune.compiler import CompileJob
 from flashtune.cost import LIKELY_SPILLS
+from flashtune.fan_out import compile_all
 from flashtune.gpu import GpuSpec
 from flashtune.records import Compiled, OutClass
 

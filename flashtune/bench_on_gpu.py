@@ -30,10 +30,11 @@ from flashtune.check import (
     random_inputs,
     references,
 )
-from flashtune.compiler import CompileJob, compile_all, default_jobs, specialisation
+from flashtune.compiler import CompileJob, specialisation
 from flashtune.driver import clock_reader, other_processes
 from flashtune.entries import Entry
 from flashtune.errors import FlashtuneError
+from flashtune.fan_out import compile_all, default_jobs
 from flashtune.gpu import GpuSpec
 from flashtune.kernels import Kernel, kernel_hash, load_kernel
 from flashtune.kernels.launch import forward

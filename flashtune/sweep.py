@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashtune.budget import BudgetLine
-from flashtune.compiler import CompileJob, compile_all, cpus_beside_launches, specialisation
+from flashtune.compiler import CompileJob, specialisation
 from flashtune.doubts import doubts, quiet_card
+from flashtune.fan_out import compile_all, cpus_beside_launches
 from flashtune.gpu import GpuSpec
 from flashtune.gpu_process import GpuProcess
 from flashtune.hope import GIVEN_UP

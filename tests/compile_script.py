@@ -10,7 +10,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from flashtune.compiler import CompileJob, compile_all
+from flashtune.compiler import CompileJob
+from flashtune.fan_out import compile_all
 from flashtune.kernels import find_kernel
 from flashtune.records import Problem
 from flashtune.space import parse_config

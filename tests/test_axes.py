@@ -13,11 +13,12 @@ from conftest import ROOT
 from flashtune import choose
 from flashtune.audit_budget import Case, audit
 from flashtune.budget import assess, compiled_verdict, register_cap, verdict
-from flashtune.compiler import CompileJob, compile_all
+from flashtune.compiler import CompileJob
 from flashtune.cost import order
 from flashtune.entries import entries
 from flashtune.errors import FlashtuneError
 from flashtune.explain import Explainer
+from flashtune.fan_out import compile_all
 from flashtune.gpu import find_gpu
 from flashtune.kernels import KERNELS, Kernel, check_axes, find_kernel
 from flashtune.kernels.launch import config_arguments

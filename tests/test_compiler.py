@@ -29,8 +29,9 @@ from conftest import (
 
 from flashtune import compiler
 from flashtune.budget import assess, launched_registers, verdict
-from flashtune.compiler import CompileJob, compile_all, cpus_beside_launches, specialisation
+from flashtune.compiler import CompileJob, specialisation
 from flashtune.cubin import read_cubin
+from flashtune.fan_out import compile_all, cpus_beside_launches
 from flashtune.gpu import find_gpu
 from flashtune.kernels import KERNELS, find_kernel
 from flashtune.records import Compiled, Problem, Status

@@ -15,8 +15,9 @@ from flashtune import tuned
 from flashtune.budget import assess, verdict
 from flashtune.choose import MODEL_CONFIGS, choose, nearest_list
 from flashtune.cli.options import triton_version
-from flashtune.compiler import CompileJob, compile_all
+from flashtune.compiler import CompileJob
 from flashtune.errors import FlashtuneError
+from flashtune.fan_out import compile_all
 from flashtune.gpu import find_gpu, known_gpus
 from flashtune.kernels import KERNELS, find_kernel
 from flashtune.ladder import LADDER, Fixed, Step, Tuned

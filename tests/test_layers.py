@@ -82,18 +82,17 @@ ROOMS = {
     "cubin": Room(),
     "doubts": Room("results"),
     "children": Room(third_inside="joblib"),
-    "compiler": Room(
-        "children cubin errors kernels kernels.launch records", third_inside="joblib triton"
-    ),
+    "compiler": Room("cubin kernels kernels.launch records", third_inside="triton"),
+    "fan_out": Room("children compiler records", third_inside="joblib"),
     "audit_budget": Room(
-        "compiler descriptors errors gpu kernels kernels.launch records shared",
+        "compiler descriptors errors fan_out gpu kernels kernels.launch records shared",
         third_inside="triton",
     ),
     "recorded": Room("errors gpu kernels parquet records results store", third_inside="pyarrow"),
     "race": Room("records stats"),
     "hope": Room("records"),
     "audit_search": Room("errors hope plan race recorded records results"),
-    "audit_registers": Room("audit_budget budget compiler cost gpu records"),
+    "audit_registers": Room("audit_budget budget compiler cost fan_out gpu records"),
     "interpreter": Room("check kernels kernels.launch records results"),
     "check": Room("kernels kernels.launch records results", third="torch"),
     "stats": Room("records", third="numpy"),
@@ -111,16 +110,17 @@ ROOMS = {
     "export": Room("errors records results"),
     "shortlist": Room("budget cost errors export gpu kernels recommend records results store"),
     "sweep": Room(
-        "budget check compiler cost doubts driver errors export gpu gpu_process hope interpreter"
-        " kernels measure plan provenance recommend records results shortlist space stats store"
+        "budget check compiler cost doubts driver errors export fan_out gpu gpu_process hope"
+        " interpreter kernels measure plan provenance recommend records results shortlist space"
+        " stats store"
     ),
     "entries": Room("choose errors gpu kernels ladder recommend records results store"),
     "roofline": Room("gpu kernels machine operations records"),
     "bench": Room("entries operations records results stats"),
     "ceilings": Room("bench check driver timing", third="torch"),
     "bench_on_gpu": Room(
-        "bench ceilings check compiler driver entries errors gpu kernels kernels.launch provenance"
-        " records results stats timing worker",
+        "bench ceilings check compiler driver entries errors fan_out gpu kernels kernels.launch"
+        " provenance records results stats timing worker",
         third="torch",
     ),
     "cli": Room(),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flashtune.budget import BudgetLine, assess
-from flashtune.compiler import CompileJob, compile_all, default_jobs
+from flashtune.compiler import CompileJob
+from flashtune.fan_out import compile_all, default_jobs
 from flashtune.gpu import present_gpu
 from flashtune.kernels import DEFAULT_KERNEL, KERNELS, load_kernel
 from flashtune.kernels.launch import absent_arguments, config_arguments

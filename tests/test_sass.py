@@ -17,7 +17,8 @@ from sass import count, disassemble, instructions, loops
 
 from flashtune import compiler
 from flashtune.cli.options import triton_version
-from flashtune.compiler import CompileJob, compile_all
+from flashtune.compiler import CompileJob
+from flashtune.fan_out import compile_all
 from flashtune.kernels import KERNELS, Kernel, find_kernel
 from flashtune.ladder import LADDER, Fixed
 from flashtune.operations import step_work

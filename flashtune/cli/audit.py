@@ -255,7 +255,7 @@ def _sampling(
     """The installed Triton, the cards, the seed and the compile processes of a random audit."""
     import secrets
 
-    from flashtune.compiler import default_jobs
+    from flashtune.fan_out import default_jobs
     from flashtune.gpu import known_gpus, target_gpu
     from flashtune.versions import usable_triton
 

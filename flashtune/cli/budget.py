@@ -103,7 +103,8 @@ def command(
 def _compile(
     problem: Problem, configs: list[Config], card: GpuSpec, kernel: Kernel
 ) -> dict[Config, Compiled]:
-    from flashtune.compiler import CompileJob, compile_all, default_jobs
+    from flashtune.compiler import CompileJob
+    from flashtune.fan_out import compile_all, default_jobs
 
     jobs = [CompileJob(kernel, problem, config, card.cc_number) for config in configs]
     return {job.config: done for job, done in compile_all(jobs, min(len(jobs), default_jobs()))}

@@ -124,7 +124,7 @@ def command(
         return
     import shlex
 
-    from flashtune.compiler import default_jobs
+    from flashtune.fan_out import default_jobs
     from flashtune.sweep import SweepRequest
 
     request = SweepRequest(
