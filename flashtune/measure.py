@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flashtune import race
+from flashtune.errors import FlashtuneError
 from flashtune.gpu_process import GpuProcess, Lost
 from flashtune.hope import Hope
 from flashtune.plan import ProblemPlan
@@ -21,10 +22,10 @@ from flashtune.records import Compiled, Config, Problem, Status
 from flashtune.results import Checked, Conditions, RaceVerdict, Row, SdpaTiming, Tie, Timing
 from flashtune.stats import median, median_interval
 
-NOTICE_S, SETTLE_S = 0.4, 1.0
-"""An H200 says that its power cap holds its clock down after 0.1 to 0.3 s of work that needs more,
-and comes to the clock that it can keep within a second, since the cap is one of average power. At
-the clock before another config may be the fastest, by 1%."""
+NOTICE_S, SETTLE_S = 0.4, 0.8
+"""An H200 whose work needs more power than its cap says after 0.1 to 0.3 s that its clock is held
+down, and is 0.8 s later at the clock that it can keep: the cap is one of the last second's power.
+At the clock before, another config may be the fastest, by 1%."""
 
 MakeRow = Callable[[Compiled, Status, str | None], Row]
 """A row with everything but what the card says."""
@@ -42,7 +43,7 @@ class Decided:
     rows: tuple[Row, ...]
     verdict: RaceVerdict | None  # None: nothing valid ran
     sdpa: tuple[SdpaTiming, ...]
-    notes: tuple[str, ...]  # failures that no config could be blamed for
+    notes: tuple[str, ...]  # what failed and no config could be blamed for
 
 
 class GpuTrack:
@@ -54,13 +55,15 @@ class GpuTrack:
         self.running: Config | None = None  # who is to blame when something is Lost
         self.unexplained: list[Checked] = []  # failures of a round that nobody repeated
         self._one_by_one = False
-        self._began = self._last_round = 0.0  # the final, and its last round
+        self._first_done: float | None = None  # when the final's first round was done
+        self._noticed: float | None = None  # when the card first said that its clock is held down
+        self._last_began = 0.0  # the last round
 
     def restart(self) -> None:
         """Before a final."""
         self.conditions.clear()
         self._one_by_one = False
-        self._began = time.monotonic()
+        self._first_done = self._noticed = None
 
     def look(self, config: Config, beside: Config | None) -> tuple[race.Samples, race.Samples]:
         self.running = config
@@ -68,7 +71,7 @@ class GpuTrack:
 
     def round(self, configs: Sequence[Config], launches: int) -> Mapping[Config, race.Samples]:
         turn, unexplained = len(self.conditions), None
-        self._last_round = time.monotonic()
+        self._last_began = time.monotonic()
         if not self._one_by_one:
             try:
                 samples, conditions = self._gpu.round(self._problem, configs, launches, turn)
@@ -79,9 +82,10 @@ class GpuTrack:
                 # Somebody failed: a call for each says who. Where nobody does now, it stays so, and
                 # the next failure has one to blame.
                 self._one_by_one = True
+                self._first_done = None  # another process, perhaps
                 unexplained = lost.failure
             else:
-                self.conditions.append(conditions)
+                self._done(conditions)
                 return samples
         alone = {}
         for config in configs:
@@ -90,14 +94,22 @@ class GpuTrack:
             alone[config] = samples[config]
         if unexplained is not None:
             self.unexplained.append(unexplained)
-        self.conditions.append(conditions)
+        self._done(conditions)
         return alone
 
+    def _done(self, conditions: Conditions) -> None:
+        """A round is, and this is the card's state."""
+        now = time.monotonic()
+        self.conditions.append(conditions)
+        self._first_done = self._first_done or now
+        if conditions.held:
+            self._noticed = self._noticed or now
+
     def steady(self) -> bool | None:
-        into_the_final = self._last_round - self._began
-        if any(state.held for state in self.conditions):
-            return into_the_final >= SETTLE_S
-        return True if into_the_final >= NOTICE_S else None
+        assert self._first_done is not None, "asked after a round"
+        if self._noticed is not None:
+            return self._last_began >= self._noticed + SETTLE_S
+        return True if self._last_began >= self._first_done + NOTICE_S else None
 
 
 class ProblemRun:
@@ -183,20 +195,23 @@ class ProblemRun:
                 assert culprit is not None
                 finalists.remove(culprit)
                 rows.append(self._failed(culprit, lost.failure))
-        verdict, sdpa = None, tuple[SdpaTiming, ...]()
+        verdict, sdpa, notes = None, tuple[SdpaTiming, ...](), list[str]()
         if result is not None:
-            sdpa = tuple(self._gpu.sdpa(self.problem))  # at the clock that the race came to
             verdict = self._verdict(result, run_id)
             raced = [result.leader, *(s.config for s in result.standings)]
-            rows += [self._timed(c, result.counted(c)) for c in raced if c in self._looked]
+            rows += [self._raced(c, result) for c in raced if c in self._looked]
+            try:
+                sdpa = tuple(self._gpu.sdpa(self.problem))  # at the clock that the race came to
+            except (Lost, FlashtuneError) as error:  # the race holds without
+                notes.append(f"{self.problem}: SDPA was not timed: {error}")
         rows += [self._like(c, self._decided[twin]) for c, twin in self._twins.items()]
         self._looked.clear()
-        notes = tuple(
+        notes += [
             f"{self.problem}: a round of several configs failed, and none of them did so again by"
             f" itself: {failure.reason}"
             for failure in self._track.unexplained
-        )
-        return Decided(tuple(rows), verdict, sdpa, notes)
+        ]
+        return Decided(tuple(rows), verdict, sdpa, tuple(notes))
 
     def _finalists(self, rows: list[Row]) -> list[Config]:
         """Who goes on after a second look where it needs one; rows of the others are added."""
@@ -244,9 +259,18 @@ class ProblemRun:
         self._decided[config] = _with_check(row, checked)
         return self._decided[config]
 
-    def _screened(self, config: Config, samples: race.Samples) -> Row:
+    def _raced(self, config: Config, result: race.Final) -> Row:
+        """The row of a finalist. Who left before the card was steady was screened: its samples
+        were taken at another clock than those of the others."""
+        rounds = result.counted(config)
+        if max(rounds) < result.steady_from:
+            return self._screened(config, [ms for own in rounds.values() for ms in own])
+        return self._timed(config, rounds)
+
+    def _screened(self, config: Config, samples: Sequence[float]) -> Row:
         at = datetime.now(UTC)
-        timing = Timing(median(samples), None, None, samples, (0,) * len(samples), None, at)
+        own = tuple(samples)
+        timing = Timing(median(own), None, None, own, (0,) * len(own), None, at)
         return self._with_timing(config, Status.SCREENED, timing)
 
     def _timed(self, config: Config, rounds: Mapping[int, race.Samples]) -> Row:

@@ -43,8 +43,9 @@ class Conditions:
 
     @property
     def held(self) -> bool:
-        """Whether something keeps the clock down, as a power cap does."""
-        return self.throttle not in (None, "none", "idle")
+        """Whether something keeps the clock down that nobody asked for, as a power cap does."""
+        reasons = set((self.throttle or "none").split(", "))
+        return bool(reasons - {"none", "idle", "application clocks", "display clocks"})
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class GpuWorker:
         return _Open(refs, tuple(placements), *guarded, sums, {})
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:
-        """Warm the clocks and time SDPA's backends, each forced, on the problem's inputs."""
+        """Time SDPA's backends, each forced, on the problem's inputs; with warm clocks."""
         self._warm(problem, after_another=True)
         timings = time_sdpa(self._timer, problem, self._at(problem).placements[0].inputs)
         self._ran(problem)
@@ -166,6 +166,7 @@ class GpuWorker:
     def repeat(self, problem: Problem, config: Config) -> Checked:
         """Launch ``config`` many times on the same inputs: the answers must be the same bits."""
         now = self._at(problem)
+        self._warm(problem)  # its rounds follow
         outputs, launches = now.guarded_outputs, []
         for _ in range(_REPEATS):  # not waited for in between
             self._launch_guarded(now, config)

@@ -29,7 +29,7 @@ from flashtune.store import read
 RECORDED = ROOT / "sweeps" / "h200_v6_heads_first_bf16_D64.parquet"
 NOISE = 0.003
 ROUND_S = 0.01
-SETTLES_AFTER = 0.8  # seconds into the rounds, where a power cap is planted
+SETTLES_AFTER = 0.5  # seconds into the rounds, where a power cap is planted
 
 
 class LostContext(Exception):
@@ -96,6 +96,9 @@ class FakeWorker:
 
     def sdpa(self, problem: Problem) -> list[SdpaTiming]:
         assert problem in self.opened
+        self.note("sdpa")
+        if self.faults.get("sdpa") == "abort":
+            os.abort()
         return [SdpaTiming("flash", 1.0, None), SdpaTiming("cudnn", None, "refused")]
 
     def check(self, problem: Problem, config: Config) -> Checked:

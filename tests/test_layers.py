@@ -102,7 +102,7 @@ ROOMS = {
     ),
     "worker_main": Room("kernels worker"),
     "gpu_process": Room("children errors kernels records results worker_main"),
-    "measure": Room("gpu_process hope plan race records results stats"),
+    "measure": Room("errors gpu_process hope plan race records results stats"),
     "parquet": Room("errors records results", third_inside="pandas pyarrow"),
     "store": Room("errors parquet records results", third_inside="pandas pyarrow"),
     "cover": Room("records"),

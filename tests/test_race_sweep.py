@@ -343,9 +343,20 @@ def test_a_round_is_one_call_in_which_its_configs_take_turns(tmp_path: Path) -> 
     assert rounds(tmp_path) == sorted(rounds(tmp_path), reverse=True)
 
 
+def test_a_race_holds_without_sdpa(tmp_path: Path) -> None:
+    faults(tmp_path, sdpa="abort")
+    result = sweep(tmp_path)
+    (verdict,) = result.file.verdicts
+    assert by_config(result)[str(verdict.chosen)].status is Status.TIMED
+    assert result.file.sdpa == ()
+    (said,) = [note for note in result.file.notes if "SDPA was not timed" in note]
+    assert "SIGABRT" in said
+
+
 def test_rounds_before_a_capped_card_is_steady_do_not_count(tmp_path: Path) -> None:
-    """128x64x4x3 is 0.8% behind, and leads by 1.2% until the card is at the clock it can keep."""
-    faults(tmp_path, **{"power cap": "128x64x4x3"})
+    """128x64x4x3 is 0.8% behind, and leads by 1.2% until the card is at the clock it can keep. Who
+    is far behind leaves before that: it has no time to hold against the others'."""
+    faults(tmp_path, **{"power cap": "128x64x4x3", "64x32x4x3 factor": "0.93"})
     result = sweep(tmp_path)
     (verdict,) = result.file.verdicts
     assert str(verdict.leader) in ("128x64x8x4", "64x64x4x3", "128x64x8x3")
@@ -356,6 +367,8 @@ def test_rounds_before_a_capped_card_is_steady_do_not_count(tmp_path: Path) -> N
     assert behind.ms is not None and behind.ms > verdict.ms
     assert behind.samples_round is not None
     assert min(behind.samples_round) == len(rounds(tmp_path)) - verdict.rounds
+    far = by_config(result)["64x32x4x3"]
+    assert far.status is Status.SCREENED and len(far.samples_ms or ()) > 20
     assert len([note for note in result.file.notes if "power cap" in note]) == 1
 
 
