@@ -33,9 +33,10 @@ fastest of five is 10% over the median of something faster about never."""
 CONFIDENCE = 0.9995
 """Of one comparison. A race compares some ten configs some twenty times."""
 EQUAL = 0.005
-SLOWER = 0.0025
-"""Another process finds another difference of the same two configs, by up to 0.2%: what is less is
-not taken for slower however sure a race is of it."""
+NEAR, SLOWER = 0.002, 0.0025
+"""Another process finds another difference of the same two configs, by up to 0.2%. Who is no more
+than that behind may be chosen in the leader's place, and who is no more than a little over it is
+not taken for slower, however sure a race is of it."""
 FAR = 0.05
 """Three times what the clock was seen to move a difference by, on an H200 at D=64: 1.6%."""
 FIRST_LAUNCHES = 8
@@ -208,14 +209,15 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
 
 
 def choose(final: Final, compiled: Mapping[Config, Compiled]) -> Config:
-    """The config to use: of the leader and those shown equal to it, the one with the fewest spills,
-    then the least shared memory, then the smallest tile. So that near-equals do not take turns."""
+    """The config to use: of the leader and those shown equal to it and about ``NEAR``, the one with
+    the fewest spills, then the least shared memory, then the smallest tile. So that near-equals do
+    not take turns."""
 
     def preference(config: Config) -> tuple[int, int, int, Config]:
         facts = compiled[config]
         return (facts.spills or 0, facts.shared or 0, config.q_tile * config.k_tile, config)
 
-    equals = [standing.config for standing in final.ties if standing.equal]
+    equals = [tie.config for tie in final.ties if tie.equal and tie.behind <= NEAR]
     return min([final.leader, *equals], key=preference)
 
 

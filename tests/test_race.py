@@ -249,6 +249,18 @@ def test_a_near_equal_that_spills_less_is_chosen() -> None:
     assert choose(result, facts) == config(0)
 
 
+@pytest.mark.parametrize(
+    ("behind", "at_most", "chosen"), [(0.0019, 0.0049, 1), (0.0021, 0.0049, 0), (0.001, 0.0051, 0)]
+)
+def test_only_who_is_equal_and_near_is_chosen_in_the_leader_s_place(
+    behind: float, at_most: float, chosen: int
+) -> None:
+    tie = Standing(config(1), behind, -0.001, at_most, out_after=None)
+    result = Final(rounds=(), steady_from=0, leader=config(0), standings=(tie,))
+    facts = {c: Compiled(c, shared=100 * n, spills=0) for n, c in ((2, config(0)), (1, config(1)))}
+    assert choose(result, facts) == config(chosen)
+
+
 def test_a_further_axis_makes_a_config_of_its_own() -> None:
     """It races against its plain twin, and of equals the plain one is chosen."""
     plain = Config(64, 64, 4, 3)
