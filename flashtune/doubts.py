@@ -31,6 +31,6 @@ def doubts(verdict: RaceVerdict) -> Iterable[str]:
     if held:
         yield (
             f"{verdict.problem}: the clock was held down while it was raced"
-            f" ({', '.join(sorted(held))}), after a second in which nothing counted. The order is"
-            " that at this clock, and so are the times."
+            f" ({', '.join(sorted(held))}). Its order and its times are those of the clock that"
+            " the card then keeps."
         )

@@ -205,13 +205,13 @@ class RaceVerdict:
     run_id: str
     problem: Problem
     chosen: Config
-    leader: Config  # the smallest mean; the choice is among it and those shown equal to it
+    leader: Config  # the smallest mean; the choice is it, or one shown equal and near to it
     ms: float  # of the chosen one
     ms_lo: float | None
     ms_hi: float | None
-    rounds: int
+    rounds: int  # that count
     ties: tuple[Tie, ...]
-    conditions: tuple[Conditions, ...]  # after each round
+    conditions: tuple[Conditions, ...]  # after each of them
 
 
 @dataclass(frozen=True)
