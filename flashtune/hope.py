@@ -3,7 +3,7 @@
 The cost model predicts every config before anything compiles. Once some are measured, the scatter
 of measured over predicted time says how far the model can be off on this card and shape; a config
 that would have to beat its prediction by more than that is not worth compiling. Only the scatter on
-the fast side counts: that some configs are far slower than predicted says nothing for the others.
+the fast side counts: that some configs are far slower than predicted says little for the others.
 """
 
 from __future__ import annotations

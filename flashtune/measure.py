@@ -98,7 +98,7 @@ class GpuTrack:
         return alone
 
     def _done(self, conditions: Conditions) -> None:
-        """A round is, and this is the card's state."""
+        """A round is done, and this is the card's state after it."""
         now = time.monotonic()
         self.conditions.append(conditions)
         self._first_done = self._first_done or now

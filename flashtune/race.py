@@ -185,7 +185,7 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
         was_steady, steady = steady, track.steady()
         if steady is False:
             steady_from = len(rounds)
-            if was_steady:  # it is not any more: whoever left is raced again
+            if was_steady:  # so it seemed: whoever left is raced again
                 left, out_after, raced_from = list(configs), {}, len(rounds)
         counted = rounds[steady_from if steady else raced_from :]
         if len(counted) < _FEWEST_ROUNDS:
@@ -209,9 +209,9 @@ def final(track: Track, configs: Sequence[Config], rng: random.Random) -> Final:
 
 
 def choose(final: Final, compiled: Mapping[Config, Compiled]) -> Config:
-    """The config to use: of the leader and those shown equal to it and about ``NEAR``, the one with
-    the fewest spills, then the least shared memory, then the smallest tile. So that near-equals do
-    not take turns."""
+    """The config to use: of the leader and those shown equal to it and at most ``NEAR`` behind, the
+    one with the fewest spills, then the least shared memory, then the smallest tile. So that
+    near-equals do not take turns."""
 
     def preference(config: Config) -> tuple[int, int, int, Config]:
         facts = compiled[config]
