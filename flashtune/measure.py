@@ -264,17 +264,16 @@ class ProblemRun:
         were taken at another clock than those of the others."""
         rounds = result.counted(config)
         if max(rounds) < result.steady_from:
-            return self._screened(config, [ms for own in rounds.values() for ms in own])
+            return self._screened(config, _together(rounds))
         return self._timed(config, rounds)
 
-    def _screened(self, config: Config, samples: Sequence[float]) -> Row:
+    def _screened(self, config: Config, samples: race.Samples) -> Row:
         at = datetime.now(UTC)
-        own = tuple(samples)
-        timing = Timing(median(own), None, None, own, (0,) * len(own), None, at)
+        timing = Timing(median(samples), None, None, samples, (0,) * len(samples), None, at)
         return self._with_timing(config, Status.SCREENED, timing)
 
     def _timed(self, config: Config, rounds: Mapping[int, race.Samples]) -> Row:
-        samples = tuple(ms for own in rounds.values() for ms in own)
+        samples = _together(rounds)
         numbers = tuple(n for n, own in rounds.items() for _ in own)
         low, high = median_interval(samples) or (None, None)
         readings = [self._track.conditions[n].sm_clock_mhz for n in rounds]
@@ -305,7 +304,7 @@ class ProblemRun:
         if self._standing is not None and self._standing.chosen not in known:
             known[self._standing.chosen] = Compiled(self._standing.chosen)
         chosen = race.choose(result, known)
-        samples = [ms for own in result.counted(chosen).values() for ms in own]
+        samples = _together(result.counted(chosen))
         low, high = median_interval(samples) or (None, None)
         ties = tuple(Tie(s.config, s.behind, s.at_most, s.equal) for s in result.ties)
         return RaceVerdict(
@@ -325,6 +324,10 @@ class ProblemRun:
         """The row of a config whose machine code ran under another name."""
         row = self._make_row(self._compiled[config], source.status, source.reason)
         return carried(source, row)
+
+
+def _together(rounds: Mapping[int, race.Samples]) -> race.Samples:
+    return tuple(ms for own in rounds.values() for ms in own)
 
 
 def _with_check(row: Row, checked: Checked) -> Row:

@@ -41,11 +41,17 @@ class Card:
         return dict.fromkeys(configs, (1.0,) * launches), Conditions(1980, 400.0, 50, throttle)
 
 
+def track_on(card: Any, monkeypatch: pytest.MonkeyPatch) -> GpuTrack:
+    """At the start of a final, with the card's own clock."""
+    monkeypatch.setattr(measure, "time", card)
+    track = GpuTrack(card, PROBLEM)
+    track.restart()
+    return track
+
+
 def said(card: Card, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[tuple[float, object]]:
     """What ``steady`` says after each round, with the time at which that round began."""
-    monkeypatch.setattr(measure, "time", card)
-    track: Any = GpuTrack(card, PROBLEM)  # type: ignore[arg-type]
-    track.restart()
+    track = track_on(card, monkeypatch)
     answers = []
     while card.now < 100 + seconds:
         began = card.now - 100
@@ -87,9 +93,7 @@ def test_a_process_that_starts_meanwhile_is_no_time_at_work(
     slow = Card(lambda now: COOL, round_s=8.0)
     assert said(slow, monkeypatch, 8) == [(0.0, None)]
     card = Card(lambda now: COOL)
-    monkeypatch.setattr(measure, "time", card)
-    track: Any = GpuTrack(card, PROBLEM)  # type: ignore[arg-type]
-    track.restart()
+    track = track_on(card, monkeypatch)
     for _ in range(7):
         track.round(CONFIGS, 8)
     assert track.steady() is True
@@ -103,8 +107,7 @@ def test_a_process_that_starts_meanwhile_is_no_time_at_work(
 
 def test_another_final_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(lambda now: HELD)
-    monkeypatch.setattr(measure, "time", card)
-    track: Any = GpuTrack(card, PROBLEM)  # type: ignore[arg-type]
+    track = track_on(card, monkeypatch)
     for _ in range(2):
         track.restart()
         track.round(CONFIGS, 8)
