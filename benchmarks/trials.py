@@ -43,7 +43,7 @@ from flashtune.worker import GpuWorker
 
 KERNEL = KERNELS[DEFAULT_KERNEL]
 COPY = 100  # more stages: the same config under another name
-SLOWER = 0.02
+SLOWED_BY = 0.02
 
 
 class Copies(GpuWorker):
@@ -92,15 +92,17 @@ def behind(worker: Copies, problem: Problem, config: Config, copy: Config) -> fl
 
 
 def slow_by(worker: Copies, problem: Problem, config: Config, copy: Config) -> float:
-    """Set the delay that slows the copy by SLOWER; how much it is then slower."""
+    """Set the delay that slows the copy by SLOWED_BY; how much it is then slower."""
     worker.cycles = 1
     least = behind(worker, problem, config, copy)  # what a second launch costs by itself
     place = worker._at(problem).placements[0]
     ms = median(worker._timer.samples(worker._launcher(problem, config, place), 16))
-    worker.cycles = round(SLOWER * ms * 1.5e6)  # at 1.5 GHz
+    worker.cycles = round(SLOWED_BY * ms * 1.5e6)  # at 1.5 GHz
     for _ in range(3):
         added = behind(worker, problem, config, copy) - least
-        worker.cycles = max(1, round(worker.cycles * (SLOWER - least) / max(added, SLOWER / 10)))
+        worker.cycles = max(
+            1, round(worker.cycles * (SLOWED_BY - least) / max(added, SLOWED_BY / 10))
+        )
     return behind(worker, problem, config, copy)
 
 

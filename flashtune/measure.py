@@ -200,10 +200,8 @@ class ProblemRun:
             verdict = self._verdict(result, run_id)
             raced = [result.leader, *(s.config for s in result.standings)]
             rows += [self._raced(c, result) for c in raced if c in self._looked]
-            try:
-                sdpa = tuple(self._gpu.sdpa(self.problem))  # at the clock that the race came to
-            except (Lost, FlashtuneError) as error:  # the race holds without
-                notes.append(f"{self.problem}: SDPA was not timed: {error}")
+            sdpa, failures = self.sdpa()  # at the clock that the race came to
+            notes += failures
         rows += [self._like(c, self._decided[twin]) for c, twin in self._twins.items()]
         self._looked.clear()
         notes += [
@@ -227,6 +225,14 @@ class ProblemRun:
         late = [look for look in self._looks.late if look.config in self._looked]
         rows += [self._screened(look.config, look.samples_ms) for look in late]
         return finalists
+
+    def sdpa(self) -> tuple[tuple[SdpaTiming, ...], tuple[str, ...]]:
+        """SDPA's backends timed; or nothing, and a note of what failed: no config's result needs
+        them."""
+        try:
+            return tuple(self._gpu.sdpa(self.problem)), ()
+        except (Lost, FlashtuneError) as error:
+            return (), (f"{self.problem}: SDPA was not timed: {error}",)
 
     def time(self, compiled: Compiled, earlier: Mapping[str, Row]) -> Row:
         """Check ``compiled`` and time it by itself, as an exhaustive sweep does. ``earlier`` rows

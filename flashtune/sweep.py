@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashtune.budget import BudgetLine
 from flashtune.compiler import CompileJob, specialisation
 from flashtune.doubts import doubts, quiet_card
 from flashtune.fan_out import compile_all, cpus_beside_launches
@@ -23,8 +22,9 @@ from flashtune.interpreter import check_arithmetic
 from flashtune.kernels import Kernel, kernel_hash
 from flashtune.plan import ProblemPlan
 from flashtune.provenance import provenance
-from flashtune.records import FURTHER_AXES, KEEP, Compiled, Config, Problem, Status
-from flashtune.results import RaceVerdict, Row, RunInfo, SdpaResult, SweepFile
+from flashtune.records import Compiled, Config, Problem, Status
+from flashtune.results import RaceVerdict, Row, RunInfo, SdpaResult, SdpaTiming, SweepFile
+from flashtune.rows import RowMaker
 from flashtune.store import SweepStore, results_path
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class _Sweep:
         self.store = store
         self.run_id = run_id
         self.emit = emit
+        self.rows = RowMaker(run_id, request.kernel.name, request.gpu)
 
     @cached_property
     def compile_s(self) -> dict[tuple[tuple[object, ...], Config], float]:
@@ -164,22 +165,22 @@ class _Sweep:
         for plan in self.request.plans:
             for config, verdict in plan.pruned.items():
                 reason = f"{verdict.out}: {verdict.reason}"
-                self._add_predicted(self._row(plan, config, Status.PRUNED, reason))
+                self._add_predicted(self.rows.row(plan, config, Status.PRUNED, reason))
             place = len(plan.tried)
             for i, config in enumerate(plan.ranked, start=1):
                 reason = f"place {place + i} in the order of promise; the first {place} were tried"
-                self._add_predicted(self._row(plan, config, Status.RANKED, reason))
+                self._add_predicted(self.rows.row(plan, config, Status.RANKED, reason))
 
     def compile_only(self) -> None:
         """No GPU: compile for the target, check the arithmetic in the interpreter, time nothing."""
         self.store.note(NOT_MEASURED)
         todo = self._todo()
         wrong = self._interpret() if todo else {}
-        for plan, config, compiled in self._compile(todo):
+        for plan, _, compiled in self._compile(todo):
             if not self._refused(plan, compiled):
                 reason = wrong.get(plan.problem)
                 status = Status.COMPILED if reason is None else Status.WRONG
-                self.store.add(self._row(plan, config, status, reason, compiled))
+                self.store.add(self.rows.of_compiled(plan, compiled, status, reason))
 
     def measure(self, gpu: GpuProcess) -> None:
         """Compile, check and time on the card: race the configs, or time all of them."""
@@ -192,7 +193,7 @@ class _Sweep:
         gpu.prepare(plans)
         runs = {problem: self._problem_run(gpu, plan) for problem, plan in plans.items()}
         if self.request.exhaustive:
-            self._time_all(gpu, runs, todo)
+            self._time_all(runs, todo)
         else:
             self._race(gpu, runs, todo)
 
@@ -201,11 +202,10 @@ class _Sweep:
 
         standing = self.store.verdict_for(plan.problem)
         row = None if standing is None else self.store.get(plan.problem, standing.chosen)
-        return ProblemRun(gpu, plan, partial(self._row_of, plan), standing, row)
+        return ProblemRun(gpu, plan, partial(self.rows.of_compiled, plan), standing, row)
 
     def _time_all(
         self,
-        gpu: GpuProcess,
         runs: Mapping[Problem, ProblemRun],
         todo: Sequence[tuple[ProblemPlan, Config]],
     ) -> None:
@@ -220,8 +220,10 @@ class _Sweep:
             if not list_:
                 continue
             self.emit(Started(f"timing {problem}", len(list_)))
-            for sdpa in gpu.sdpa(problem):
-                self.store.add_sdpa(SdpaResult(self.run_id, problem, sdpa))
+            sdpa, failures = runs[problem].sdpa()
+            self._add_sdpa(problem, sdpa)
+            for text in failures:
+                self._say(text)
             same_code = {
                 row.code_hash: row
                 for row in self.store.rows()
@@ -263,20 +265,23 @@ class _Sweep:
                         self.store.add(row)
         for (problem, config), plan in left.items():
             reason = runs[problem].hope.shortfall(config)
-            self.store.add(self._row(plan, config, Status.RANKED, reason))
+            self.store.add(self.rows.row(plan, config, Status.RANKED, reason))
         raced = [run for run in runs.values() if run.waiting]
         self.emit(Started("racing", len(raced)))
         for run in raced:
             # Seeded by the problem: the order within rounds is the same in every run.
             decided = run.decide(self.run_id, random.Random(str(run.problem)))
-            for sdpa in decided.sdpa:
-                self.store.add_sdpa(SdpaResult(self.run_id, run.problem, sdpa))
+            self._add_sdpa(run.problem, decided.sdpa)
             self.store.decide(decided.rows, decided.verdict)
             verdict = decided.verdict
             for text in (*decided.notes, *(() if verdict is None else doubts(verdict))):
                 self._say(text)
             best = None if verdict is None else (run.problem, verdict.chosen, verdict.ms)
             self.emit(Advanced(best))
+
+    def _add_sdpa(self, problem: Problem, timings: Iterable[SdpaTiming]) -> None:
+        for timing in timings:
+            self.store.add_sdpa(SdpaResult(self.run_id, problem, timing))
 
     def _say(self, text: str) -> None:
         """To whoever watches, and to the file's readers."""
@@ -285,19 +290,10 @@ class _Sweep:
 
     def _refused(self, plan: ProblemPlan, compiled: Compiled) -> bool:
         """Whether ``compiled`` cannot be launched; then its row is added."""
-        if compiled.failure is not None:
-            status, reason = compiled.failure, compiled.reason
-        elif (over := self._over_limit(compiled)) is not None:
-            status, reason = Status.OUT_OF_RESOURCES, over
-        else:
-            return False
-        self.store.add(self._row(plan, compiled.config, status, reason, compiled))
-        return True
-
-    def _row_of(
-        self, plan: ProblemPlan, compiled: Compiled, status: Status, reason: str | None
-    ) -> Row:
-        return self._row(plan, compiled.config, status, reason, compiled)
+        row = self.rows.refused(plan, compiled)
+        if row is not None:
+            self.store.add(row)
+        return row is not None
 
     def _todo(self) -> list[tuple[ProblemPlan, Config]]:
         return [
@@ -381,48 +377,10 @@ class _Sweep:
             if plan.problem.causal in wrong
         }
 
-    def _over_limit(self, compiled: Compiled) -> str | None:
-        limit = self.request.gpu.shared_per_block
-        if compiled.shared is None or compiled.shared <= limit:
-            return None
-        return f"shared memory, required {compiled.shared:,} bytes, limit {limit:,}"
-
     def _add_predicted(self, row: Row) -> None:
         old = self.store.get(row.problem, row.config)
         if old is None or (old.status in _PREDICTED and old.reason != row.reason):
             self.store.add(row)
-
-    def _row(
-        self,
-        plan: ProblemPlan,
-        config: Config,
-        status: Status,
-        reason: str | None,
-        compiled: Compiled | None = None,
-    ) -> Row:
-        problem, gpu, budget = plan.problem, self.request.gpu, plan.budgets[config]
-        regs = None if compiled is None else compiled.regs
-        blocks = BudgetLine(budget, KEEP, compiled, ()).blocks_per_sm(gpu)
-        return Row(
-            run_id=self.run_id,
-            status=status,
-            reason=reason,
-            kernel=self.request.kernel.name,
-            gpu=gpu.name,
-            cc=gpu.cc,
-            **{name: getattr(problem, name) for name in _PROBLEM_COLUMNS},
-            **{name: getattr(config, name) for name in _CONFIG_COLUMNS},
-            shared_predicted=budget.shared,
-            shared_limit=gpu.shared_per_block,
-            shared=None if compiled is None else compiled.shared,
-            regs=regs,
-            spills=None if compiled is None else compiled.spills,
-            blocks_per_sm=blocks,
-            waves=budget.waves(blocks),
-            predicted_ms=plan.predicted_ms.get(config),
-            compile_s=None if compiled is None else compiled.seconds,
-            code_hash=None if compiled is None else compiled.code_hash,
-        )
 
 
 def _places(todo: Sequence[tuple[ProblemPlan, Config]]) -> dict[tuple[Problem, Config], int]:
@@ -433,10 +391,6 @@ def _places(todo: Sequence[tuple[ProblemPlan, Config]]) -> dict[tuple[Problem, C
         for problem, plan in plans.items()
         for at, config in enumerate(plan.tried)
     }
-
-
-_PROBLEM_COLUMNS = ("dtype", "B", "H", "H_kv", "N", "N_k", "D", "causal")
-_CONFIG_COLUMNS = ("q_tile", "k_tile", "num_warps", "num_stages", *FURTHER_AXES)
 
 
 def _best(rows: Iterable[Row]) -> tuple[Problem, Config, float] | None:

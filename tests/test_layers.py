@@ -102,6 +102,7 @@ ROOMS = {
     ),
     "worker_main": Room("kernels worker"),
     "gpu_process": Room("children errors kernels records results worker_main"),
+    "rows": Room("budget gpu plan records results"),
     "measure": Room("errors gpu_process hope plan race records results stats"),
     "parquet": Room("errors records results", third_inside="pandas pyarrow"),
     "store": Room("errors parquet records results", third_inside="pandas pyarrow"),
@@ -111,8 +112,8 @@ ROOMS = {
     "shortlist": Room("budget cost errors export gpu kernels recommend records results store"),
     "sweep": Room(
         "budget check compiler cost doubts driver errors export fan_out gpu gpu_process hope"
-        " interpreter kernels measure plan provenance recommend records results shortlist space"
-        " stats store"
+        " interpreter kernels measure plan provenance recommend records results rows shortlist"
+        " space stats store"
     ),
     "entries": Room("choose errors gpu kernels ladder recommend records results store"),
     "roofline": Room("gpu kernels machine operations records"),
@@ -136,7 +137,7 @@ LIGHT = [
     "provenance", "space", "tensor_cores", "allocator", "descriptors", "ping_pong", "shared",
     "registers",
     "budget", "machine", "operations", "cost", "explain", "plan", "ladder", "tuned", "choose",
-    "kernels", "kernels.launch", "compiler", "sweep",
+    "kernels", "kernels.launch", "compiler", "rows", "sweep",
     "parquet", "store", "export", "shapes", "roofline",
 ]  # fmt: skip
 SLOW = {"torch", "triton", "joblib", "pandas", "pyarrow", "numpy"}

@@ -411,6 +411,14 @@ def test_an_exhaustive_sweep_times_each_by_itself(tmp_path: Path, fault: str) ->
     }  # fmt: skip
 
 
+def test_an_exhaustive_sweep_goes_on_without_sdpa(tmp_path: Path) -> None:
+    faults(tmp_path, sdpa="abort")
+    result = sweep(tmp_path, exhaustive=True)
+    assert {row.status for row in result.file.rows} == {Status.TIMED}
+    assert result.file.sdpa == ()
+    assert any("SDPA was not timed" in note for note in result.file.notes)
+
+
 def test_an_exhaustive_sweep_times_what_a_race_only_looked_at(tmp_path: Path) -> None:
     raced = by_config(sweep(tmp_path))
     result = by_config(sweep(tmp_path, exhaustive=True))
