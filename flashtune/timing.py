@@ -1,16 +1,18 @@
 """One honest measurement: warm clocks, a cold L2 at every launch, every sample kept.
 
 The method is triton.testing.do_bench's (a large buffer is zeroed before each launch, CUDA events
-around it, the median), with a bound on the number of samples, so that slow configs do not take the
-run and fast ones do not fill the file.
+around it, the median), with the GPU always behind the host, and a bound on the number of samples,
+so that slow configs do not take the run and fast ones do not fill the file.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +34,13 @@ TURN_MS = 1.0
 milliseconds: two equal launches of 1.4 ms differed by 1.5 to 3% between blocks of 8 to 28 samples
 (standard deviation), and by 0.2% one by one. At 14 us it is the other way round: one by one they
 differ by four times as much as in blocks."""
-_LEAD_IN = 3  # launches before the first sample
-_MOST_FLUSHES = 64
-_CALM = 32  # launches in a row that were queued in time, before flushes become fewer
+_BEHIND = 4
+"""Launches that the GPU has to be behind the host; as many of each go before its first sample. From
+the third on an H200's times are those of a long queue."""
+_FLUSHES = 2
+"""Buffers zeroed before each launch. After one, equal kernels of 28 us differed by 0.9 to 1.3% from
+round to round (standard deviation), after two or four by 0.15%."""
+_FIRST_BURST, _LONGEST_BURST = 16, 256  # buffers: 1 and 16 ms on an H200
 _PATIENCE = 10  # launches for each sample that is kept, before the host is called too slow
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
 SDPA_BACKENDS = {
@@ -64,14 +70,14 @@ class Timer:
         """
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            self.samples(launch, _LEAD_IN)
+            self.samples(launch, _BEHIND)
 
     def time(self, launch: Callable[[], None]) -> Timing:
         """Median of 10 to 60 samples of ``launch`` in ms, each with a cold L2.
 
         Raises whatever ``launch`` or the GPU raises.
         """
-        estimate = median(self.samples(launch, _LEAD_IN))
+        estimate = median(self.samples(launch, _BEHIND))
         count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, SAMPLE_MS / max(estimate, 1e-3))))
         (samples,), clock = self._samples([launch], count)
         interval = median_interval(samples)
@@ -106,28 +112,28 @@ class Timer:
         """``count`` samples in ms of each, in turns, that hold nothing of the host's time, and the
         SM clock meanwhile.
 
-        A sample is clean when its launch was queued before the GPU had finished flushing, which
-        the start event tells: were it already complete, the GPU would have waited for the host,
-        and the host's time (30 to 60 us a Triton launch) would be in the sample.
+        A sample counts when the GPU was ``_BEHIND`` launches behind as it was queued. Were it not
+        behind at all, it would have waited for the host, whose time (30 to 60 us a Triton launch)
+        would be in the sample.
 
         Raises FlashtuneError when the host is too slow to keep ahead of the GPU.
         """
         events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in launches]
         lead = Lead()
-        lead_in = [i for i in range(len(launches)) for _ in range(_LEAD_IN)]
+        lead_in = [i for i in range(len(launches)) for _ in range(_BEHIND)]
         there = [i for i in range(len(launches)) for _ in range(at_a_time)]
         back = there[::-1]
         for turn in range(1 + _PATIENCE * -(-count // at_a_time)):
             for i in lead_in if turn == 0 else there if turn % 2 else back:
+                if len(events[i]) == count:
+                    continue
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                for _ in range(lead.flushes):
+                for _ in range(_FLUSHES + lead.burst()):
                     self._flush.zero_()
                 start.record()
                 launches[i]()
                 end.record()
-                clean = not start.query()
-                lead.saw(clean)
-                if clean and turn > 0 and len(events[i]) < count:
+                if lead.queued(start) and turn > 0:
                     events[i].append((start, end))
             if all(len(own) == count for own in events):
                 break
@@ -143,26 +149,40 @@ class Timer:
         return tuple(taken), clock
 
 
-class Lead:
-    """How many buffers are zeroed before each launch, so that the GPU stays behind the host.
+class Mark(Protocol):
+    """What the GPU comes past: a CUDA event."""
 
-    One where the host is fast. Each launch that the GPU waited for doubles them, and many in a row
-    that it did not wait for halve them again: a host that was busy for a moment, with compiling
-    say, must not make all later launches slow.
+    def query(self) -> bool:
+        """Whether the GPU is past it."""
+
+
+class Lead:
+    """Keeps the GPU some launches behind the host.
+
+    The same launch takes another time where the GPU has just, or nearly, caught up with what was
+    queued: on an H200 12.6 us instead of 13.3, and 27.7 instead of 28.5. A burst of zeroed buffers
+    sets it back; where it catches up again, the host is slow, and the next burst is longer.
     """
 
     def __init__(self) -> None:
-        self.flushes = 1
-        self._clean = 0  # launches in a row
+        self._ahead: deque[Mark] = deque(maxlen=_BEHIND)  # starts of the last launches
+        self._burst = 0
 
-    def saw(self, clean: bool) -> None:
-        """The last launch was queued in time, or was not."""
-        if not clean:
-            self.flushes, self._clean = min(2 * self.flushes, _MOST_FLUSHES), 0
-            return
-        self._clean += 1
-        if self._clean == _CALM:
-            self.flushes, self._clean = max(1, self.flushes // 2), 0
+    def burst(self) -> int:
+        """How many buffers more to zero before the next launch; 0 where the GPU is behind."""
+        if self._ahead:
+            return 0
+        self._burst = min(max(2 * self._burst, _FIRST_BURST), _LONGEST_BURST)
+        return self._burst
+
+    def queued(self, start: Mark) -> bool:
+        """A launch was queued, with ``start`` before it. Whether the GPU was behind enough."""
+        enough = len(self._ahead) == _BEHIND
+        if enough and self._ahead[0].query():
+            self._ahead.clear()
+            return False
+        self._ahead.append(start)
+        return enough
 
 
 def sdpa_launch(problem: Problem, inputs: Inputs) -> Callable[[], None]:
