@@ -41,7 +41,9 @@ _FLUSHES = 2
 """Buffers zeroed before each launch. After one, equal kernels of 28 us differed by 0.9 to 1.3% from
 round to round (standard deviation), after two or four by 0.15%."""
 _FIRST_BURST, _LONGEST_BURST = 16, 256  # buffers: 1 and 16 ms on an H200
-_PATIENCE = 10  # launches for each sample that is kept, before the host is called too slow
+_PATIENCE, _MORE_PATIENCE = 10, 200
+"""Launches for each sample that is kept, and some more, before the host is called too slow. Beside
+compiling it is disturbed so often that a single sample took over ten."""
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
 SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -123,7 +125,8 @@ class Timer:
         lead_in = [i for i in range(len(launches)) for _ in range(_BEHIND)]
         there = [i for i in range(len(launches)) for _ in range(at_a_time)]
         back = there[::-1]
-        for turn in range(1 + _PATIENCE * -(-count // at_a_time)):
+        patience = _PATIENCE * count + _MORE_PATIENCE
+        for turn in range(1 + -(-patience // at_a_time)):
             for i in lead_in if turn == 0 else there if turn % 2 else back:
                 if len(events[i]) == count:
                     continue
@@ -139,8 +142,8 @@ class Timer:
                 break
         else:
             raise FlashtuneError(
-                f"The host is too slow: of {_PATIENCE} launches for each sample that was asked for,"
-                " too few were queued before the GPU was ready for them.",
+                f"The host is too slow: of {patience} launches {count} were to be queued while the"
+                " GPU was busy with earlier ones, and it was not.",
                 "Stop what else is running on this machine and run the same command again.",
             )
         clock = self._sm_clock_mhz()
