@@ -37,10 +37,12 @@ differ by four times as much as in blocks."""
 _BEHIND = 4
 """Launches that the GPU has to be behind the host; as many of each go before its first sample. From
 the third on an H200's times are those of a long queue."""
-_FLUSHES = 2
-"""Buffers zeroed before each launch. After one, equal kernels of 28 us differed by 0.9 to 1.3% from
-round to round (standard deviation), after two or four by 0.15%."""
-_FIRST_BURST, _LONGEST_BURST = 16, 256  # buffers: 1 and 16 ms on an H200
+_PERIOD = 4
+"""A launch's time depends on how many kernels went before it: on an H200 with this period, and one
+launch of the four takes 0.7 to 1 us longer. So the buffer is zeroed in two halves: with the launch
+three kernels, by which each launch comes to the next of the four places, and a turn has a multiple
+of four launches. (Zeroed at once, as do_bench does it, every other place is never come to.)"""
+_FIRST_BURST, _LONGEST_BURST = 16, 256  # times the buffer: 1 and 16 ms on an H200
 _PATIENCE, _MORE_PATIENCE = 10, 200
 """Launches for each sample that is kept, and some more, before the host is called too slow. Beside
 compiling it is disturbed so often that a single sample took over ten."""
@@ -57,11 +59,12 @@ Samples = tuple[float, ...]
 
 
 class Timer:
-    """Times launches on the current CUDA device; holds the buffer that flushes its L2."""
+    """Times launches on the current CUDA device; holds the buffer whose zeroing flushes its L2."""
 
     def __init__(self, sm_clock_mhz: Callable[[], int | None]) -> None:
         """``sm_clock_mhz`` reads the SM clock; it is called while the GPU is busy."""
-        self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        self._halves = flush.chunk(2)
         self._sm_clock_mhz = sm_clock_mhz
 
     def warm_clocks(self, launch: Callable[[], None], seconds: float = WARM_UP_SECONDS) -> None:
@@ -106,6 +109,8 @@ class Timer:
         if at_a_time is None:
             slowest = max(max(own) for own in self._samples(launches, 1)[0])
             at_a_time = max(1, min(count // 2, int(TURN_MS / max(slowest, 1e-3))))
+            if at_a_time > _PERIOD:
+                at_a_time -= at_a_time % _PERIOD
         return self._samples(launches, count, at_a_time)[0]
 
     def _samples(
@@ -131,8 +136,8 @@ class Timer:
                 if len(events[i]) == count:
                     continue
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                for _ in range(_FLUSHES + lead.burst()):
-                    self._flush.zero_()
+                for half in self._halves * (1 + lead.burst()):
+                    half.zero_()
                 start.record()
                 launches[i]()
                 end.record()
@@ -163,8 +168,8 @@ class Lead:
     """Keeps the GPU some launches behind the host.
 
     The same launch takes another time where the GPU has just, or nearly, caught up with what was
-    queued: on an H200 12.6 us instead of 13.3, and 27.7 instead of 28.5. A burst of zeroed buffers
-    sets it back; where it catches up again, the host is slow, and the next burst is longer.
+    queued: on an H200 12.6 us instead of 13.3, and 27.7 instead of 28.5. A burst of zeroing sets
+    it back; where it catches up again, the host is slow, and the next burst is longer.
     """
 
     def __init__(self) -> None:
@@ -172,7 +177,7 @@ class Lead:
         self._burst = 0
 
     def burst(self) -> int:
-        """How many buffers more to zero before the next launch; 0 where the GPU is behind."""
+        """How often more to zero the buffer before the next launch; 0 where the GPU is behind."""
         if self._ahead:
             return 0
         self._burst = min(max(2 * self._burst, _FIRST_BURST), _LONGEST_BURST)
