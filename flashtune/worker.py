@@ -198,7 +198,7 @@ class GpuWorker:
         both = [config] if beside is None else [beside, config]
         launchers = [self._launcher(problem, c, place) for c in both]
         self._keep_warm(launchers[0])
-        taken = self._timer.in_turns(launchers, launches, at_a_time=1)
+        taken = self._timer.in_turns(launchers, launches, at_a_time=2)  # both at all four places
         self._launch_and_verify(problem, config, place)
         return taken[-1], (taken[0] if beside is not None else ())
 
