@@ -8,6 +8,9 @@ class FlashtuneError(Exception):
     """
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
+        super().__init__(message, hint)  # both, or it could not cross to another process
         self.message = message
         self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message

@@ -148,7 +148,7 @@ class GpuProcess:
 
     def _take_opened(self) -> None:
         """Wait for the next problem that is being opened."""
-        problem = self._opening[0]
+        problem = self._opening.popleft()  # whatever comes: the next answer is the next problem's
         try:
             self._answer(START_S + OPEN_S, self._asked_to_open)
         except Lost as lost:
@@ -157,7 +157,6 @@ class GpuProcess:
                 "Look at the card with nvidia-smi; what is finished is kept.",
             ) from lost
         self._open.add(problem)
-        self._opening.popleft()
 
     def _send(self, method: str, arguments: tuple[object, ...]) -> None:
         assert self._connection is not None

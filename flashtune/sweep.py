@@ -148,7 +148,7 @@ class _Sweep:
         self.store = store
         self.run_id = run_id
         self.emit = emit
-        self.rows = RowMaker(run_id, request.kernel.name, request.gpu)
+        self.make = RowMaker(run_id, request.kernel.name, request.gpu)
 
     @cached_property
     def compile_s(self) -> dict[tuple[tuple[object, ...], Config], float]:
@@ -165,11 +165,11 @@ class _Sweep:
         for plan in self.request.plans:
             for config, verdict in plan.pruned.items():
                 reason = f"{verdict.out}: {verdict.reason}"
-                self._add_predicted(self.rows.row(plan, config, Status.PRUNED, reason))
+                self._add_predicted(self.make.row(plan, config, Status.PRUNED, reason))
             place = len(plan.tried)
             for i, config in enumerate(plan.ranked, start=1):
                 reason = f"place {place + i} in the order of promise; the first {place} were tried"
-                self._add_predicted(self.rows.row(plan, config, Status.RANKED, reason))
+                self._add_predicted(self.make.row(plan, config, Status.RANKED, reason))
 
     def compile_only(self) -> None:
         """No GPU: compile for the target, check the arithmetic in the interpreter, time nothing."""
@@ -180,7 +180,7 @@ class _Sweep:
             if not self._refused(plan, compiled):
                 reason = wrong.get(plan.problem)
                 status = Status.COMPILED if reason is None else Status.WRONG
-                self.store.add(self.rows.of_compiled(plan, compiled, status, reason))
+                self.store.add(self.make.of_compiled(plan, compiled, status, reason))
 
     def measure(self, gpu: GpuProcess) -> None:
         """Compile, check and time on the card: race the configs, or time all of them."""
@@ -202,7 +202,7 @@ class _Sweep:
 
         standing = self.store.verdict_for(plan.problem)
         row = None if standing is None else self.store.get(plan.problem, standing.chosen)
-        return ProblemRun(gpu, plan, partial(self.rows.of_compiled, plan), standing, row)
+        return ProblemRun(gpu, plan, partial(self.make.of_compiled, plan), standing, row)
 
     def _time_all(
         self,
@@ -265,7 +265,7 @@ class _Sweep:
                         self.store.add(row)
         for (problem, config), plan in left.items():
             reason = runs[problem].hope.shortfall(config)
-            self.store.add(self.rows.row(plan, config, Status.RANKED, reason))
+            self.store.add(self.make.row(plan, config, Status.RANKED, reason))
         raced = [run for run in runs.values() if run.waiting]
         self.emit(Started("racing", len(raced)))
         for run in raced:
@@ -290,7 +290,7 @@ class _Sweep:
 
     def _refused(self, plan: ProblemPlan, compiled: Compiled) -> bool:
         """Whether ``compiled`` cannot be launched; then its row is added."""
-        row = self.rows.refused(plan, compiled)
+        row = self.make.refused(plan, compiled)
         if row is not None:
             self.store.add(row)
         return row is not None

@@ -34,19 +34,20 @@ TURN_MS = 1.0
 milliseconds: two equal launches of 1.4 ms differed by 1.5 to 3% between blocks of 8 to 28 samples
 (standard deviation), and by 0.2% one by one. At 14 us it is the other way round: one by one they
 differ by four times as much as in blocks."""
+_WARM_CALL_S = 0.02  # a warm-up's calls grow to this, so that they are as what is timed
 _BEHIND = 4
-"""Launches that the GPU has to be behind the host; as many of each go before its first sample. From
-the third on an H200's times are those of a long queue."""
-_PERIOD = 4
-"""A launch's time depends on how many kernels went before it: on an H200 with this period, and one
-launch of the four takes 0.7 to 1 us longer. So the buffer is zeroed in two halves: with the launch
-three kernels, by which each launch comes to the next of the four places, and a turn has a multiple
-of four launches. (Zeroed at once, as do_bench does it, every other place is never come to.)"""
-_FIRST_BURST, _LONGEST_BURST = 16, 256  # times the buffer: 1 and 16 ms on an H200
-_PATIENCE, _MORE_PATIENCE = 10, 200
-"""Launches for each sample that is kept, and some more, before the host is called too slow. Beside
-compiling it is disturbed so often that a single sample took over ten."""
+"""Launches that the GPU has to be behind the host, and that go before the first sample. From the
+third on an H200's times are those of a long queue."""
 _FLUSH_BYTES = 256 << 20  # do_bench's: over twice the largest L2
+_FLUSH_KERNELS = 2
+"""Kernels that zero it. A launch's time depends on how many kernels went before it: on an H200 with
+period four, and one launch of the four takes 0.7 to 1.2 us longer than the next. With two for the
+buffer, three in all, each launch comes to the next of the four places. (With one, as in do_bench,
+every other place is never come to.)"""
+_FIRST_BURST, _LONGEST_BURST = 16, 256  # times the buffer: 1 and 16 ms on an H200
+_TRIES_A_SAMPLE, _TRIES_BESIDES = 10, 200
+"""Launches of each before the host is called too slow. Beside compiling it is disturbed so often
+that a single sample took over ten."""
 SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -64,7 +65,7 @@ class Timer:
     def __init__(self, sm_clock_mhz: Callable[[], int | None]) -> None:
         """``sm_clock_mhz`` reads the SM clock; it is called while the GPU is busy."""
         flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-        self._halves = flush.chunk(2)
+        self._flush = flush.chunk(_FLUSH_KERNELS)
         self._sm_clock_mhz = sm_clock_mhz
 
     def warm_clocks(self, launch: Callable[[], None], seconds: float = WARM_UP_SECONDS) -> None:
@@ -73,16 +74,20 @@ class Timer:
         It is the work itself and not some matmul: on an H200 a second of matmuls draws so much
         power that what is timed next runs 15% slower until the clock recovers.
         """
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            self.samples(launch, _BEHIND)
+        began = time.perf_counter()
+        count, now = 1, began
+        while now < began + seconds:
+            self.samples(launch, count)
+            before, now = now, time.perf_counter()
+            if now - before < _WARM_CALL_S:
+                count *= 2
 
     def time(self, launch: Callable[[], None]) -> Timing:
         """Median of 10 to 60 samples of ``launch`` in ms, each with a cold L2.
 
         Raises whatever ``launch`` or the GPU raises.
         """
-        estimate = median(self.samples(launch, _BEHIND))
+        (estimate,) = self.samples(launch, 1)
         count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, SAMPLE_MS / max(estimate, 1e-3))))
         (samples,), clock = self._samples([launch], count)
         interval = median_interval(samples)
@@ -109,8 +114,6 @@ class Timer:
         if at_a_time is None:
             slowest = max(max(own) for own in self._samples(launches, 1)[0])
             at_a_time = max(1, min(count // 2, int(TURN_MS / max(slowest, 1e-3))))
-            if at_a_time > _PERIOD:
-                at_a_time -= at_a_time % _PERIOD
         return self._samples(launches, count, at_a_time)[0]
 
     def _samples(
@@ -127,17 +130,19 @@ class Timer:
         """
         events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in launches]
         lead = Lead()
-        lead_in = [i for i in range(len(launches)) for _ in range(_BEHIND)]
+        lead_in = list(range(len(launches))) * -(-_BEHIND // len(launches))
         there = [i for i in range(len(launches)) for _ in range(at_a_time)]
         back = there[::-1]
-        patience = _PATIENCE * count + _MORE_PATIENCE
-        for turn in range(1 + -(-patience // at_a_time)):
+        tries = _TRIES_A_SAMPLE * count + _TRIES_BESIDES
+        for turn in range(1 + -(-tries // at_a_time)):
+            if turn % 2:  # one kernel more: where a turn is short, others come to its places
+                self._flush[0].zero_()
             for i in lead_in if turn == 0 else there if turn % 2 else back:
                 if len(events[i]) == count:
                     continue
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                for half in self._halves * (1 + lead.burst()):
-                    half.zero_()
+                for part in self._flush * (1 + lead.burst()):
+                    part.zero_()
                 start.record()
                 launches[i]()
                 end.record()
@@ -147,8 +152,8 @@ class Timer:
                 break
         else:
             raise FlashtuneError(
-                f"The host is too slow: of {patience} launches {count} were to be queued while the"
-                " GPU was busy with earlier ones, and it was not.",
+                f"The host is too slow: of {tries} launches, fewer than {count} were queued while"
+                f" the GPU was {_BEHIND} launches behind.",
                 "Stop what else is running on this machine and run the same command again.",
             )
         clock = self._sm_clock_mhz()
@@ -169,7 +174,7 @@ class Lead:
 
     The same launch takes another time where the GPU has just, or nearly, caught up with what was
     queued: on an H200 12.6 us instead of 13.3, and 27.7 instead of 28.5. A burst of zeroing sets
-    it back; where it catches up again, the host is slow, and the next burst is longer.
+    it back; where it comes too near again, the host is slow, and the next burst is longer.
     """
 
     def __init__(self) -> None:

@@ -86,6 +86,8 @@ class FakeWorker:
         self.note("open")
         if self.faults.get("open") == "abort":
             os.abort()
+        if self.faults.get("open") == f"memory for N={problem.N}":
+            raise FlashtuneError(f"{problem}: the card's memory is too small", "A smaller --N.")
         binaries = int(self.faults.get("open after binaries", 0))
         deadline = time.monotonic() + 300
         while len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin"))) < binaries:

@@ -419,6 +419,28 @@ def test_an_exhaustive_sweep_goes_on_without_sdpa(tmp_path: Path) -> None:
     assert any("SDPA was not timed" in note for note in result.file.notes)
 
 
+def test_an_error_of_the_gpu_process_keeps_its_hint(tmp_path: Path) -> None:
+    faults(tmp_path, **{"64x32x4x3": "memory@time"})
+    with pytest.raises(FlashtuneError, match="memory is too small") as raised:
+        sweep(tmp_path, exhaustive=True)
+    assert raised.value.hint == "Choose a smaller --B."
+    faults(tmp_path)
+    result = sweep(tmp_path, exhaustive=True)
+    assert {row.status for row in result.file.rows} == {Status.TIMED}
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+@pytest.mark.parametrize("too_large", [64, 128])
+def test_a_problem_too_large_for_the_card_is_an_error(
+    too_large: int, exhaustive: bool, tmp_path: Path
+) -> None:
+    faults(tmp_path, open=f"memory for N={too_large}")
+    problems = [dataclasses.replace(FULL, N=n, N_k=n) for n in (64, 128)]
+    with pytest.raises(FlashtuneError, match=f"N={too_large} .*memory is too small") as raised:
+        sweep(tmp_path, *problems, exhaustive=exhaustive)
+    assert raised.value.hint == "A smaller --N."
+
+
 def test_an_exhaustive_sweep_times_what_a_race_only_looked_at(tmp_path: Path) -> None:
     raced = by_config(sweep(tmp_path))
     result = by_config(sweep(tmp_path, exhaustive=True))
