@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What DESIGN.md's "The race" says of a card, measured on this one, part by part:
 #
-#   benchmarks/race.sh FOLDER [PART …]     (all parts, in this order, take some 35 minutes on an H200)
+#   benchmarks/race.sh FOLDER [PART …]     (all parts, in this order: half an hour on an H200)
 #
 #   races       three sweeps of eight shapes, each with an empty Triton cache
 #   repeats     ten more in processes of their own, after 3 s idle, with the binaries of the first

@@ -146,7 +146,6 @@ class _Sweep:
     def __init__(self, request: SweepRequest, store: SweepStore, run_id: str, emit: Emit) -> None:
         self.request = request
         self.store = store
-        self.run_id = run_id
         self.emit = emit
         self.make = RowMaker(run_id, request.kernel.name, request.gpu)
 
@@ -187,8 +186,7 @@ class _Sweep:
         todo = self._todo()
         if not todo:
             return
-        for text in quiet_card(self.request.others):
-            self._say(text)
+        self._say(*quiet_card(self.request.others))
         plans = {plan.problem: plan for plan, _ in todo}
         gpu.prepare(plans)
         runs = {problem: self._problem_run(gpu, plan) for problem, plan in plans.items()}
@@ -222,8 +220,7 @@ class _Sweep:
             self.emit(Started(f"timing {problem}", len(list_)))
             sdpa, failures = runs[problem].sdpa()
             self._add_sdpa(problem, sdpa)
-            for text in failures:
-                self._say(text)
+            self._say(*failures)
             same_code = {
                 row.code_hash: row
                 for row in self.store.rows()
@@ -270,23 +267,23 @@ class _Sweep:
         self.emit(Started("racing", len(raced)))
         for run in raced:
             # Seeded by the problem: the order within rounds is the same in every run.
-            decided = run.decide(self.run_id, random.Random(str(run.problem)))
+            decided = run.decide(self.make.run_id, random.Random(str(run.problem)))
             self._add_sdpa(run.problem, decided.sdpa)
             self.store.decide(decided.rows, decided.verdict)
             verdict = decided.verdict
-            for text in (*decided.notes, *(() if verdict is None else doubts(verdict))):
-                self._say(text)
+            self._say(*decided.notes, *(() if verdict is None else doubts(verdict)))
             best = None if verdict is None else (run.problem, verdict.chosen, verdict.ms)
             self.emit(Advanced(best))
 
     def _add_sdpa(self, problem: Problem, timings: Iterable[SdpaTiming]) -> None:
         for timing in timings:
-            self.store.add_sdpa(SdpaResult(self.run_id, problem, timing))
+            self.store.add_sdpa(SdpaResult(self.make.run_id, problem, timing))
 
-    def _say(self, text: str) -> None:
+    def _say(self, *texts: str) -> None:
         """To whoever watches, and to the file's readers."""
-        self.emit(Said(text))
-        self.store.note(text)
+        for text in texts:
+            self.emit(Said(text))
+            self.store.note(text)
 
     def _refused(self, plan: ProblemPlan, compiled: Compiled) -> bool:
         """Whether ``compiled`` cannot be launched; then its row is added."""
